@@ -14,6 +14,10 @@ use crate::memory::{AddressSpace, Ring};
 /// Scatter-gather elements, copied out of a ring.
 pub(crate) type SgeList = ArrayVec<Sge, { MAX_SGE as usize }>;
 
+/// The least stride, which has room for one element.
+const LEAST: usize = 1 << wqe_shape::RQ_WQE_MIN_LOG2_STRIDE;
+const _: () = assert!(LEAST == wqe_shape::RQ_WQE_DATA + size_of::<Sge>());
+
 /// A ring of receive work requests.
 #[derive(Debug)]
 pub struct ReceiveRing {
@@ -51,6 +55,14 @@ pub struct Receive {
     pub sges: SgeList,
     /// It names more elements than its queue allows.
     pub malformed: bool,
+}
+
+/// A receive of one element, as it stands in its ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Single {
+    pub(crate) wr_id: u64,
+    pub(crate) index: u32,
+    pub(crate) sge: Sge,
 }
 
 impl Receive {
@@ -236,7 +248,7 @@ impl ReceiveRing {
         if self.waiting() == 0 {
             return false;
         }
-        let at = u64::from(self.taken & (self.entries - 1)) << self.log2_stride;
+        let at = self.slot(self.taken);
         let mut header = [0; size_of::<RqWqe>()];
         self.ring.read(at, &mut header);
         let wqe = RqWqe::read_from_bytes(&header).unwrap_or_default();
@@ -251,7 +263,42 @@ impl ReceiveRing {
 
     /// Takes the receive that [`Self::peek`] copied; its slot is not read again.
     pub const fn advance(&mut self) {
-        self.taken = self.taken.wrapping_add(1);
+        self.pass(1);
+    }
+}
+
+impl ReceiveRing {
+    /// The receive that has so many before it, if it has one element: all of it is read at once.
+    #[inline]
+    pub(crate) fn peek_single(&self, before: u32) -> Option<Single> {
+        if self.waiting() <= before || self.max_sge == 0 {
+            return None;
+        }
+        let index = self.taken.wrapping_add(before);
+        let bytes: [u8; LEAST] = self.ring.read_array(self.slot(index));
+        let (wqe, data) = RqWqe::read_from_prefix(&bytes).ok()?;
+        let sge = Sge::read_from_prefix(data).ok()?.0;
+        (wqe.num_sge.get() == 1).then_some(Single { wr_id: wqe.wr_id.get(), index, sge })
+    }
+
+    /// Has the processor fetch the receive that has so many before it, which another processor
+    /// wrote.
+    #[inline]
+    pub(crate) fn fetch(&self, before: u32) {
+        if self.waiting() > before {
+            self.ring.fetch(self.slot(self.taken.wrapping_add(before)));
+        }
+    }
+
+    /// Takes so many that were peeked at; their slots are not read again.
+    #[inline]
+    pub(crate) const fn pass(&mut self, receives: u32) {
+        self.taken = self.taken.wrapping_add(receives);
+    }
+
+    #[inline]
+    const fn slot(&self, index: u32) -> u64 {
+        ((index & (self.entries - 1)) as u64) << self.log2_stride
     }
 }
 

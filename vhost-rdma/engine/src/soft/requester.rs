@@ -27,6 +27,7 @@ use crate::nic::qp::{Kind, Landed, SendQueue, State, Wait};
 use crate::nic::shape::flags_are_known;
 
 mod ahead;
+mod arrivals;
 mod fetch;
 mod finish;
 mod flight;

@@ -16,7 +16,12 @@ impl Srq {
     /// Takes the receive that [`Self::peek`] copied and tells the guest that its slot is free;
     /// true: the limit was crossed just now.
     pub(super) fn advance(&mut self) -> bool {
-        self.ring.advance();
+        self.advance_by(1)
+    }
+
+    /// The same for so many that were peeked at.
+    pub(super) fn advance_by(&mut self, receives: u32) -> bool {
+        self.ring.pass(receives);
         self.tell_used(self.ring.taken());
         let crossed = self.ring.waiting() < self.limit;
         if crossed {

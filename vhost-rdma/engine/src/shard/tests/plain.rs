@@ -1,14 +1,20 @@
 //! A request of one element goes a way of its own, one of two elements the ordinary way
-//! (`soft/requester/plain.rs`): what comes of both must be the same.
+//! (`soft/requester/plain.rs`), and so does a send into a receive of two: what comes of all must be
+//! the same.
 
-use virtio_rdma_abi::{Cqe, opcode, qpt, send_flags, wc_status};
+use std::sync::Arc;
+
+use virtio_rdma_abi::{
+    self as abi, Cqe, arm, cqe_flags, event, opcode, qpt, send_flags, wc_status,
+};
 use zerocopy::little_endian::{U32, U64};
 
 use super::mirror;
 use crate::link::PIECE;
+use crate::memory::PageList;
 use crate::nic::budget::Looked;
-use crate::shard::Counters;
-use crate::shard::testing::driver::{Guest, Qp, RAM, World, init_attr, rtr_attr, wqe};
+use crate::shard::testing::driver::{Guest, Qp, RAM, RQ_STRIDE, World, init_attr, rtr_attr, wqe};
+use crate::shard::{Command, Counters, Reply, control_offset};
 use crate::soft::WENT;
 
 /// What is wrong with a request.
@@ -197,4 +203,213 @@ fn what_is_checked_together_is_a_piece_and_a_slow_nic_has_smaller_ones() {
     assert_eq!(streaks(9, 8, 16), 8, "one element at a time");
     // A quarter of a piece, half of one since that came in time, and the rest.
     assert_eq!(streaks(2, 8, PIECE / 8), 3);
+}
+
+/// What is wrong with a send or its receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Amiss {
+    Nothing,
+    OwnKey,
+    ReceiveKey,
+    ReadOnly,
+    Short,
+    Absent,
+}
+
+/// What came of a send at both ends: statuses, the receive's completion, counters, and the bytes.
+type Sent = (Vec<(u64, u8)>, Vec<Cqe>, [Counters; 2], Vec<u8>);
+
+/// A send of 64 bytes with this opcode into a receive of so many elements, of 80 bytes in all.
+fn send((kind, code): (u32, u8), amiss: Amiss, elements: u32) -> Sent {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = world.pair(&mut a, &mut b, kind);
+    let ((here, _), there) = (a.pattern(64, 1), b.alloc(80));
+    let read_only = PageList { addr: 0, npages: 1, page_shift: 12, ..PageList::default() };
+    let map = Arc::new(read_only.resolve(&b.space, 4096).unwrap());
+    let read_only = world.register(&b, 0, map, 0).unwrap();
+    let len = if amiss == Amiss::Short { 40 } else { 80 } / elements;
+    let sges: Vec<_> = (0..elements)
+        .map(|n| {
+            let mut sge = b.sge(there + u64::from(n * len), len);
+            match amiss {
+                Amiss::ReceiveKey => sge.lkey = U32::new(b.key ^ 1),
+                Amiss::ReadOnly => (sge.lkey, sge.addr) = (U32::new(read_only), U64::new(0)),
+                _ => {}
+            }
+            sge
+        })
+        .collect();
+    if amiss != Amiss::Absent {
+        b.post_receive(&mut qb, 5, &sges);
+    }
+    let mut request = wqe(code, send_flags::SIGNALED | send_flags::SOLICITED, 7);
+    request.imm = U32::new(0x0102_0304);
+    let mut sge = a.sge(here, 64);
+    if amiss == Amiss::OwnKey {
+        sge.lkey = U32::new(a.key ^ 1);
+    }
+    b.arm(&qb.cq, arm::SOLICITED);
+    a.post_send(&mut qa, request, &[sge]);
+    world.advance(1_000_000_000);
+    let counters = [a.nic, b.nic].map(|nic| world.shard.status(nic).unwrap().counters);
+    let mut arrived = b.drain(&mut qb.cq);
+    // The number of the sender's queue pair is drawn.
+    assert!(arrived.iter().all(|cqe| cqe.status != 0 || cqe.src_qp.get() == qa.qpn));
+    let numbers = |cqe: &mut Cqe| (cqe.src_qp, cqe.qpn) = (U32::ZERO, U32::ZERO);
+    arrived.iter_mut().for_each(numbers);
+    (a.statuses(&mut qa.cq), arrived, counters, b.read(there, 80))
+}
+
+#[test]
+fn sends_come_to_the_same_by_both_ways() {
+    let all = [
+        Amiss::Nothing,
+        Amiss::OwnKey,
+        Amiss::ReceiveKey,
+        Amiss::ReadOnly,
+        Amiss::Short,
+        Amiss::Absent,
+    ];
+    for what in [qpt::RC, qpt::UC]
+        .map(|kind| [opcode::SEND, opcode::SEND_WITH_IMM].map(|c| (kind, c)))
+        .concat()
+    {
+        for amiss in all {
+            let before = WENT.get().0;
+            let plain = send(what, amiss, 1);
+            assert_eq!(WENT.get().0 - before, u32::from(amiss == Amiss::Nothing), "{amiss:?}");
+            let ordinary = send(what, amiss, 2);
+            assert_eq!(WENT.get().0 - before, u32::from(amiss == Amiss::Nothing), "{amiss:?}");
+            assert_eq!(plain.0, ordinary.0, "{what:?}: {amiss:?}");
+            assert_eq!(plain, ordinary, "{what:?}: {amiss:?}");
+        }
+    }
+}
+
+/// Sends and writes that are checked together: each receive once, in order, and none is taken by
+/// what fails.
+#[test]
+fn sends_take_their_receives_in_order() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+    let (here, there) = (a.alloc(64), b.alloc(4096));
+    for round in 0..3u64 {
+        for n in 0..6u64 {
+            b.post_receive(&mut qb, 10 * round + n, &[b.sge(there + 16 * n, 16)]);
+        }
+        let before = WENT.get();
+        for n in 0..7u8 {
+            a.write(here + u64::from(n), &[n + 1]);
+            let code = if n == 3 { opcode::RDMA_WRITE } else { opcode::SEND };
+            let mut request = wqe(code, send_flags::SIGNALED, n.into());
+            (request.remote_addr, request.rkey) = (U64::new(there + 1000), U32::new(b.key));
+            a.post_send(&mut qa, request, &[a.sge(here + u64::from(n), 1)]);
+        }
+        world.settle();
+        assert_eq!((WENT.get().0 - before.0, WENT.get().1 - before.1), (7, 1));
+        assert_eq!(a.statuses(&mut qa.cq), (0..7).map(|n| (n, 0)).collect::<Vec<_>>());
+        let came: Vec<_> = (0..6).map(|n| (10 * round + n, 0)).collect();
+        assert_eq!(b.statuses(&mut qb.cq), came);
+        let firsts: Vec<u8> = (0..6).map(|n| b.read(there + 16 * n, 1)[0]).collect();
+        assert_eq!((firsts, b.read(there + 1000, 1)), (vec![1, 2, 3, 5, 6, 7], vec![4]));
+    }
+    // One receive, and two sends: the second waits.
+    b.post_receive(&mut qb, 77, &[b.sge(there, 16)]);
+    (0..2).for_each(|n| {
+        a.post_send(&mut qa, wqe(opcode::SEND, send_flags::SIGNALED, n), &[a.sge(here, 1)]);
+    });
+    world.settle();
+    assert_eq!((a.statuses(&mut qa.cq), b.statuses(&mut qb.cq)), (vec![(0, 0)], vec![(77, 0)]));
+    b.post_receive(&mut qb, 78, &[b.sge(there, 16)]);
+    world.settle();
+    assert_eq!((a.statuses(&mut qa.cq), b.statuses(&mut qb.cq)), (vec![(1, 0)], vec![(78, 0)]));
+}
+
+/// A receiver whose completion queue is full loses its queue pair, and nothing behind the first
+/// completion that finds no place is executed.
+#[test]
+fn a_full_completion_queue_of_the_receiver_ends_its_queue_pair() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let cq = world.cq(&mut b, 2);
+    let mut qa = world.qp(&mut a, qpt::RC, 16, None);
+    let mut qb = world.qp_on(&mut b, (qpt::RC, 16, None), cq);
+    world.connect(&a, &qa, qpt::RC, (qb.qpn, b.gid));
+    world.connect(&b, &qb, qpt::RC, (qa.qpn, a.gid));
+    let (here, there) = (a.alloc(64), b.alloc(64));
+    for n in 0..6u8 {
+        a.write(here + u64::from(n), &[n + 1]);
+        b.post_receive(&mut qb, n.into(), &[b.sge(there + u64::from(n), 1)]);
+        let send = wqe(opcode::SEND, send_flags::SIGNALED, n.into());
+        a.post_send(&mut qa, send, &[a.sge(here + u64::from(n), 1)]);
+    }
+    world.advance(10_000_000_000);
+    assert_eq!(b.read(there, 6), [1, 2, 3, 0, 0, 0]);
+    assert_eq!(b.statuses(&mut qb.cq), [(0, 0), (1, 0)]);
+    let told = a.statuses(&mut qa.cq);
+    assert_eq!(told[..3], [(0, 0), (1, 0), (2, 0)]);
+    assert_eq!(told[3], (3, wc_status::RETRY_EXC_ERR));
+}
+
+/// Receives that queue pairs share are taken so too: each once, the guest is told that slots are
+/// free, and the limit fires once.
+#[test]
+fn sends_take_shared_receives() {
+    const ENTRIES: u32 = 8;
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let bytes = control_offset(u64::from(ENTRIES) << RQ_STRIDE) + 128;
+    let (at, ring) = b.ring(bytes);
+    let req = abi::SrqCreateReq {
+        pdn: U32::new(b.pd),
+        entries: U32::new(ENTRIES),
+        max_wr: U32::new(ENTRIES),
+        max_sge: U32::new(1),
+        log2_stride: RQ_STRIDE,
+        ..Default::default()
+    };
+    let reply = world.ok(&b, b.ctx, Command::SrqCreate { req, ring });
+    let Reply::Srq(srq) = reply else { panic!("not an SRQ") };
+    let srqn = srq.srqn.get();
+    let mut qa = world.qp(&mut a, qpt::RC, 16, None);
+    let mut qb = world.qp(&mut b, qpt::RC, 16, Some(srqn));
+    world.connect(&a, &qa, qpt::RC, (qb.qpn, b.gid));
+    world.connect(&b, &qb, qpt::RC, (qa.qpn, a.gid));
+    let (here, there) = (a.alloc(64), b.alloc(64));
+    let mut posted = 0;
+    for round in 0..5u8 {
+        for n in 0..4u64 {
+            b.post_shared((at, ENTRIES, srq.db.get()), posted, b.sge(there + 8 * n, 8));
+            posted += 1;
+        }
+        let limit = abi::SrqModifyReq {
+            srqn: srq.srqn,
+            mask: U32::new(abi::srq_mask::LIMIT),
+            limit: U32::new(2),
+            ..Default::default()
+        };
+        world.ok(&b, b.ctx, Command::SrqModify { req: limit, ring: None });
+        let before = WENT.get();
+        for n in 0..4u8 {
+            a.write(here + u64::from(n), &[round * 4 + n]);
+            a.post_send(&mut qa, wqe(opcode::SEND, 0, 0), &[a.sge(here + u64::from(n), 1)]);
+        }
+        world.settle();
+        assert_eq!((WENT.get().0 - before.0, WENT.get().1 - before.1), (4, 1));
+        let came = b.drain(&mut qb.cq);
+        let flags = cqe_flags::RECV | cqe_flags::SRQ;
+        assert!(came.iter().all(|cqe| cqe.flags.get() == flags && cqe.byte_len.get() == 1));
+        let indices: Vec<u32> = came.iter().map(|cqe| cqe.wqe_index.get()).collect();
+        assert_eq!(indices, (posted - 4..posted).collect::<Vec<_>>());
+        let bytes: Vec<u8> = (0..4).map(|n| b.read(there + 8 * n, 1)[0]).collect();
+        assert_eq!(bytes, (round * 4..round * 4 + 4).collect::<Vec<_>>());
+        let events = b.asynchronous();
+        let limits = events.iter().filter(|event| event.0 == event::SRQ_LIMIT_REACHED).count();
+        assert_eq!(limits, 1, "{events:?}");
+        let used = control_offset(u64::from(ENTRIES) << RQ_STRIDE);
+        let used = b.read(at + used + abi::ctrl::TAKEN as u64, 4);
+        assert_eq!(used, posted.to_le_bytes());
+    }
 }

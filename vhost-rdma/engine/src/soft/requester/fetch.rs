@@ -13,6 +13,7 @@ use virtio_rdma_abi::{Sge, SqWqe};
 
 use super::Turn;
 use super::plain::{self, Plain};
+use crate::link::Operation;
 use crate::memory::Borrowed;
 use crate::nic::budget::cost;
 use crate::nic::qp::SendQueue;
@@ -50,6 +51,8 @@ impl<N: Nics> Execution<'_, N> {
             let Some(next) = send.peek_at(before) else { break };
             let plain = plain::plain(turn, send, &next.0, &next.1);
             let plain = plain.filter(|plain| plain.len < LARGE && plain.may_reach(qp));
+            // What a send fills is named by another ring.
+            let plain = plain.filter(|plain| plain.operation != Operation::Send);
             *pair = plain.map(|plain| access(&next, &plain));
         }
         let count = walk(&pairs, (own, theirs));

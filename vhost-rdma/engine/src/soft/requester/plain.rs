@@ -1,5 +1,5 @@
-//! The way of most requests: a write or a read of one element, of one piece, between two NICs of
-//! this shard, to memory that the worker reaches itself.
+//! The way of most requests: a send, a write or a read of one element, of one piece, between two
+//! NICs of this shard, to memory that the worker reaches itself.
 //!
 //! Nothing is decided here but whether a request is one of these and passes every check, by the
 //! same functions that the ordinary way asks. Then it is executed. If anything is in the way
@@ -19,12 +19,14 @@ use virtio_rdma_abi::{Cqe, Sge, SqWqe, access, opcode, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
 use super::Turn;
+use super::arrivals::{self, Arrival, Arrivals};
 use super::finish::completion_opcode;
 use crate::link::{Operation, PIECE};
 use crate::memory::{self, Borrowed};
 use crate::nic::budget::cost;
 use crate::nic::cq::Cq;
 use crate::nic::qp::{Kind, SendQueue, State};
+use crate::nic::receive::Single;
 use crate::soft::engine::Execution;
 use crate::soft::mr::Access;
 use crate::soft::nic::{Nic, NicState, Qp};
@@ -41,7 +43,7 @@ thread_local! {
 
 /// Requests that are checked before the first of them is executed. What a long copy leaves of the
 /// engine in the nearest cache is little, and comes back once for all of them.
-const STREAK: usize = 8;
+pub(super) const STREAK: usize = 8;
 
 /// What became of requests that went this way.
 pub(super) struct Went {
@@ -54,9 +56,9 @@ pub(super) struct Went {
 
 /// A request that has the shape.
 pub(super) struct Plain {
-    operation: Operation,
+    pub(super) operation: Operation,
     pub(super) len: u32,
-    /// The right that it takes at home, and at the peer.
+    /// The right that it takes at home, and at the peer; a send takes none there.
     rights: (u32, u32),
 }
 
@@ -64,7 +66,7 @@ impl Plain {
     /// Whether this queue pair lets it in.
     #[inline]
     pub(super) fn may_reach(&self, qp: &Qp) -> bool {
-        qp.attrs.has(self.rights.1)
+        self.operation == Operation::Send || qp.attrs.has(self.rights.1)
     }
 
     /// What it accesses at home, and at the peer: there by a queue pair of this domain and number.
@@ -106,6 +108,7 @@ pub(super) fn receiver<'a>(turn: &Turn, peer: &'a Nic) -> Option<&'a Qp> {
 pub(super) fn plain(turn: &Turn, send: &SendQueue, wqe: &SqWqe, sge: &Sge) -> Option<Plain> {
     const HARMLESS: u8 = send_flags::SIGNALED | send_flags::FENCE | send_flags::SOLICITED;
     let (operation, rights) = match (wqe.opcode, turn.kind) {
+        (opcode::SEND | opcode::SEND_WITH_IMM, Kind::Rc | Kind::Uc) => (Operation::Send, (0, 0)),
         (opcode::RDMA_WRITE, Kind::Rc | Kind::Uc) => (Operation::Write, (0, access::REMOTE_WRITE)),
         (opcode::RDMA_READ, Kind::Rc) => {
             (Operation::Read, (access::LOCAL_WRITE, access::REMOTE_READ))
@@ -124,9 +127,11 @@ impl<N: Nics> Execution<'_, N> {
         let peer = turn.peer.filter(|_| send.is_between())?;
         let most = self.engine.ways.mtu();
         let (nic, peer) = self.nics.both(turn.nic, peer)?;
-        let Streak { requests, len, read, told } = move_streak(turn, send, (nic, peer), most)?;
+        let streak = move_streak(turn, send, (nic, peer), most)?;
+        let Streak { requests, len, read, told, arrivals } = streak;
         const LOOKS: u64 = cost::REQUEST + cost::ELEMENT + cost::KEY;
         nic.meter.charge_each(LOOKS, requests as usize);
+        nic.meter.charge_each(cost::ELEMENT, arrivals.len());
         nic.meter.charge(cost::bytes(len.into()));
         let (read, written) = (u64::from(read), u64::from(len - read));
         nic.counters.rx_bytes += read;
@@ -137,6 +142,9 @@ impl<N: Nics> Execution<'_, N> {
         peer.counters.rx_messages += u64::from(requests);
         #[cfg(test)]
         WENT.set((WENT.get().0 + requests, WENT.get().1 + 1));
+        if !arrivals.is_empty() {
+            arrivals::complete(turn, peer, &arrivals);
+        }
         turn.rearm_retries(send);
         let first = send.pass(requests);
         let tells = !told.is_empty();
@@ -164,6 +172,8 @@ struct Streak {
     read: u32,
     /// Those that complete.
     told: ArrayVec<Told, STREAK>,
+    /// The receives that sends fill.
+    arrivals: Arrivals,
 }
 
 /// A request that completes.
@@ -186,17 +196,26 @@ fn move_streak(
 ) -> Option<Streak> {
     let qp = receiver(turn, peer)?;
     let (bytes, elements) = nic.backing.pace.whole();
-    let mut moves: ArrayVec<(Borrowed<'_>, Borrowed<'_>), STREAK> = ArrayVec::new();
-    let mut streak = Streak { requests: 0, len: 0, read: 0, told: ArrayVec::new() };
+    let mut moves: ArrayVec<Move<'_>, STREAK> = ArrayVec::new();
+    let (told, arrivals) = (ArrayVec::new(), Arrivals::new());
+    let mut streak = Streak { requests: 0, len: 0, read: 0, told, arrivals };
     while moves.len() < elements.min(STREAK) {
         let before = streak.requests;
         let Some((wqe, sge)) = send.peek_at(before) else { break };
         let plain = plain(turn, send, &wqe, &sge);
         let plain = plain.filter(|plain| plain.len <= most && plain.may_reach(qp));
         let Some(plain) = plain.filter(|plain| streak.len + plain.len <= bytes) else { break };
-        let Some(sides) = sides(turn, (nic, peer, qp), (&wqe, &sge), &plain) else { break };
-        moves.push(sides);
         let Plain { operation, len, .. } = plain;
+        if operation == Operation::Send {
+            let Some((to, receive)) = fills(turn, (nic, peer, qp), &sge, (&streak, len)) else {
+                break;
+            };
+            moves.push((to, len));
+            streak.arrivals.push(Arrival::new(receive, &wqe, len));
+        } else {
+            let Some(sides) = sides(turn, (nic, peer, qp), (&wqe, &sge), &plain) else { break };
+            moves.push((sides, len));
+        }
         streak.requests += 1;
         streak.len += len;
         streak.read += if operation == Operation::Read { len } else { 0 };
@@ -207,18 +226,43 @@ fn move_streak(
                 break;
             }
         }
+        if operation == Operation::Send && !arrivals::have_room(&streak.arrivals, peer, qp) {
+            break;
+        }
     }
     if streak.requests == 0 {
         return None;
     }
     if streak.len >= LONG {
         send.fetch(streak.requests);
+        arrivals::fetch(&streak.arrivals, peer, qp);
     }
-    for (to, from) in &moves {
+    for ((to, from), len) in &moves {
         // Their ranges are within what is mapped: it cannot fail.
-        memory::copy(&[*to], 0, &[*from], 0, to.len.into()).ok()?;
+        memory::copy(&[*to], 0, &[*from], 0, u64::from(*len)).ok()?;
     }
     Some(streak)
+}
+
+/// Where bytes go, whence they come, and how many.
+type Move<'a> = (Sides<'a>, u32);
+
+/// Where bytes go, and whence they come.
+type Sides<'a> = (Borrowed<'a>, Borrowed<'a>);
+
+/// What the next send of a streak moves to the receive that is its own, if every check passes.
+#[inline]
+fn fills<'a>(
+    turn: &Turn,
+    (nic, peer, qp): (&'a Nic, &'a Nic, &'a Qp),
+    sge: &Sge,
+    (streak, len): (&Streak, u32),
+) -> Option<(Sides<'a>, Single)> {
+    let own =
+        Access { pdn: turn.pdn, qpn: 0, key: sge.lkey.get(), addr: sge.addr.get(), len, rights: 0 };
+    let from = nic.backing.mrs.segment(&own).ok()?;
+    let (receive, to) = arrivals::open(peer, qp, (&streak.arrivals, len))?;
+    Some(((to, from), receive))
 }
 
 /// Where the bytes go and whence they come, if every check passes.
@@ -228,7 +272,7 @@ fn sides<'a>(
     (nic, peer, qp): (&'a Nic, &'a Nic, &Qp),
     (wqe, sge): (&SqWqe, &Sge),
     plain: &Plain,
-) -> Option<(Borrowed<'a>, Borrowed<'a>)> {
+) -> Option<Sides<'a>> {
     // What its owner copies is no memory of the worker's.
     if peer.backing.mrs.mirrored(wqe.rkey.get()).is_some() {
         return None;
