@@ -4,7 +4,6 @@
 //! as differences around a program.
 
 use std::fs::File;
-use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -95,6 +94,13 @@ pub(crate) fn build(cache: &Cache) -> Result<PathBuf> {
     build_with(cache, &[])
 }
 
+/// Another build, left in a run's directory: a device with one feature more than there are.
+pub(crate) fn build_another(cache: &Cache, run: &Path) -> Result<PathBuf> {
+    let another = run.join("vhost-rdma.another");
+    std::fs::copy(build_with(cache, &["later-device"])?, &another)?;
+    Ok(another)
+}
+
 /// The same with features.
 pub(crate) fn build_with(cache: &Cache, features: &[&str]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -106,6 +112,14 @@ pub(crate) fn build_with(cache: &Cache, features: &[&str]) -> Result<PathBuf> {
         .map_or_else(|| workspace().join("target"), PathBuf::from);
     let binary = target.join("release/vhost-rdma");
     binary.canonicalize().with_context(|| format!("cargo left no {}", binary.display()))
+}
+
+/// Puts `program` at `own`: of one that was killed a process may still be there, and what it runs
+/// cannot be written.
+fn install(program: &Path, own: &Path) -> Result<()> {
+    let new = own.with_extension("new");
+    std::fs::copy(program, &new)?;
+    Ok(std::fs::rename(&new, own)?)
 }
 
 impl Daemon {
@@ -120,10 +134,7 @@ impl Daemon {
         // One that follows another in the same run writes after it.
         let log = File::options().create(true).append(true).open(run.join("daemon.log"))?;
         let own = dir.with_file_name(PROGRAM);
-        // Of one that was killed a process may still be there, whose program cannot be written.
-        let new = own.with_extension("new");
-        std::fs::copy(binary, &new)?;
-        std::fs::rename(&new, &own)?;
+        install(binary, &own)?;
         let child = tied(own)
             .args(if kept { &["keep", "--", "serve"][..] } else { &["serve"] })
             .arg("--runtime-dir")
@@ -140,15 +151,9 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Puts another build of the program, as a file is one, in the place of that which it was
-    /// started from.
-    pub(crate) fn install(&self) -> Result<()> {
-        let own = self.dir.with_file_name(PROGRAM);
-        let new = own.with_extension("new");
-        std::fs::copy(&self.binary, &new)?;
-        // What follows the last section of a program is nobody's.
-        File::options().append(true).open(&new)?.write_all(b"another build")?;
-        Ok(std::fs::rename(&new, &own)?)
+    /// Puts a program in the place of that which it was started from.
+    pub(crate) fn install(&self, program: &Path) -> Result<()> {
+        install(program, &self.dir.with_file_name(PROGRAM))
     }
 
     fn admin(&self) -> PathBuf {

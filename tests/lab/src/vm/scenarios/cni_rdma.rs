@@ -16,7 +16,6 @@ use anyhow::{Context, Result};
 use super::fixture::{Fixture, Wish};
 use super::verbs::part;
 use crate::cache::Cache;
-use crate::debug_kernel::Kernel;
 use crate::roots::Debian;
 use crate::rows;
 
@@ -53,8 +52,8 @@ impl Args {
             &["vhost-rdma-cni", "rdma-netlink"],
             &PROGRAMS,
         )?;
-        let (debian, kernel) = (self.debian, Kernel::default());
-        let wish = Wish { debian, kernel, guests: 2, cpus: 1, keep: self.keep, features: &[] };
+        let (debian, keep) = (self.debian, self.keep);
+        let wish = Wish { debian, guests: 2, cpus: 1, keep, ..Wish::default() };
         let mut fixture = Fixture::start(cache, wish)?;
         let devices = fixture.attach()?;
         let [(device, _), (peer, gid)] = &devices[..] else {

@@ -46,8 +46,7 @@ impl Default for Options {
 
 impl Options {
     pub(super) fn wish(&self, guests: usize) -> Wish {
-        let (debian, kernel) = (self.debian, Kernel::default());
-        Wish { debian, kernel, guests, cpus: self.cpus, keep: self.keep, features: &[] }
+        Wish { debian: self.debian, guests, cpus: self.cpus, keep: self.keep, ..Wish::default() }
     }
 
     pub(super) fn chosen(&self, name: &str) -> bool {
@@ -61,7 +60,7 @@ impl Options {
 }
 
 /// What to start.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Wish {
     pub(super) debian: Debian,
     pub(super) kernel: Kernel,
@@ -71,12 +70,16 @@ pub(super) struct Wish {
     pub(super) keep: bool,
     /// What the daemon is built with.
     pub(super) features: &'static [&'static str],
+    /// There is another build of the daemon, to upgrade to.
+    pub(super) upgrades: bool,
 }
 
 /// A running daemon and the guests on it; the driver is not loaded yet.
 #[derive(Debug)]
 pub(super) struct Fixture {
     pub(super) daemon: Daemon,
+    /// What the daemon was started from, and another build of it where there shall be one.
+    pub(super) builds: Vec<PathBuf>,
     pub(super) lab: Lab,
     /// What was put into the guests; a new guest needs it again.
     pub(super) products: Vec<PathBuf>,
@@ -103,6 +106,9 @@ impl Fixture {
             lab.run.keep();
             eprintln!("    consoles and logs stay in {}", lab.run.path().display());
         }
+        // First the other: what stays in the target directory is today's.
+        let another = wish.upgrades.then(|| daemon::build_another(cache, lab.run.path()));
+        let another = another.transpose()?;
         let binary = daemon::build_with(cache, wish.features)?;
         let (products, image) = parts(cache, wish)?;
         let daemon = Daemon::start(&binary, lab.run.path())?;
@@ -117,12 +123,19 @@ impl Fixture {
         }
         lab.boot(&Plan { image, cpus: wish.cpus, nics })?;
         lab.deliver(&products)?;
-        Ok(Self { daemon, lab, products })
+        let builds = [Some(binary), another].into_iter().flatten().collect();
+        Ok(Self { daemon, builds, lab, products })
     }
 
     /// Loads the driver everywhere; the device of each guest and the index of its IPv4 GID.
     pub(super) fn attach(&mut self) -> Result<Vec<(String, String)>> {
         self.lab.guests.iter_mut().map(peers::attach_ours_to).collect()
+    }
+
+    /// Puts the build that the daemon does not run in its place: `turn` counts these.
+    pub(super) fn install_other(&self, turn: usize) -> Result<()> {
+        ensure!(self.builds.len() == 2, "there is no other build of the daemon");
+        self.daemon.install(&self.builds[(turn + 1) % self.builds.len()])
     }
 
     /// False if a guest's kernel complained, the daemon is gone, or a process of it is outside of

@@ -13,7 +13,6 @@ use serde::Deserialize;
 
 use super::fixture::{self, Fixture, Wish};
 use crate::cache::Cache;
-use crate::debug_kernel::Kernel;
 use crate::roots::Debian;
 use crate::rows::{self, Row};
 use crate::vm::daemon::Counters;
@@ -122,9 +121,14 @@ struct Direction {
 impl Args {
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
-        let (debian, kernel) = (self.debian, Kernel::default());
-        let wish =
-            Wish { debian, kernel, guests: 2, cpus: self.cpus, keep: self.keep, features: &[] };
+        let wish = Wish {
+            debian: self.debian,
+            guests: 2,
+            cpus: self.cpus,
+            keep: self.keep,
+            upgrades: true,
+            ..Wish::default()
+        };
         let mut fixture = Fixture::start(cache, wish)?;
         fixture.attach()?;
         let table = self.steps(&mut fixture);
@@ -217,7 +221,7 @@ fn upgraded(fixture: &mut Fixture) -> Result<Row> {
         let said = if pauses.len() % 2 == 0 {
             daemon.cli(&["network", "restart", "red", "--json"])?
         } else {
-            daemon.install()?;
+            fixture.install_other(pauses.len() / 2)?;
             daemon.cli(&["upgrade", "--json"])?
         };
         let said: serde_json::Value = serde_json::from_str(&said).context("its JSON")?;

@@ -140,7 +140,7 @@ fn start(cache: &Cache, options: &Options) -> Result<Fixture> {
         guest.wait_ready()?;
     }
     lab.deliver(&products)?;
-    Ok(Fixture { daemon, lab, products })
+    Ok(Fixture { daemon, builds: Vec::new(), lab, products })
 }
 
 /// Two ports that nobody has, for the two ends of the cable.

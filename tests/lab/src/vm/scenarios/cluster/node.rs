@@ -182,7 +182,7 @@ impl Host {
 
     /// A NIC of a network with this address, behind the host's, and a virtual guest that listens at
     /// the port.
-    pub(super) fn add_guest(&self, guest: &mut Guest, nic: &Nic<'_>) -> Result<()> {
+    pub(super) fn add_guest(&self, guest: &mut Guest, nic: &NicPlan<'_>) -> Result<()> {
         let script = GUEST
             .replace("@NETWORK@", nic.network)
             .replace("@HOST@", &self.address)
@@ -204,7 +204,7 @@ pub(super) fn busy(guest: &mut Guest) -> Result<Vec<(String, f64)>> {
 }
 
 /// A NIC to be. It is called as its network is.
-pub(super) struct Nic<'a> {
+pub(super) struct NicPlan<'a> {
     pub(super) network: &'a str,
     pub(super) address: &'a str,
     pub(super) port: u16,

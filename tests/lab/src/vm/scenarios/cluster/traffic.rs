@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::World;
-use super::node::{Host, Nic, STEP, busy, peers};
+use super::node::{Host, NicPlan, STEP, busy, peers};
 use super::plane::{AMBER, BERYL, WAIT, pause};
 use crate::exec::wait_for;
 use crate::vm::peers as rxe;
@@ -124,7 +124,7 @@ impl World {
         let host = self.hosts.get(n).context("no such host")?;
         let address = first(&self.plane.block(host, network)?)?;
         let (host, guest) = self.host(n)?;
-        host.add_guest(guest, &Nic { network, address: &address, port })
+        host.add_guest(guest, &NicPlan { network, address: &address, port })
     }
 
     /// One request of the virtual guest at `from` of node `n`: its answer.
@@ -238,7 +238,7 @@ impl World {
         host.start_agent(guest)?;
         self.told(1, AMBER, &wanted)?;
         let (host, guest) = self.host(1)?;
-        host.add_guest(guest, &Nic { network: AMBER, address: &own, port: AMBER_PORT })?;
+        host.add_guest(guest, &NicPlan { network: AMBER, address: &own, port: AMBER_PORT })?;
         self.both_ways_again()
     }
 }

@@ -79,6 +79,9 @@ use When::{Always, DebugKernel, Full};
 
 type Step = (&'static str, When, fn(&mut Life) -> Result<()>);
 
+/// The step that wants two builds of the daemon.
+const UPGRADE: &str = "network process replaced, daemon upgraded";
+
 const STEPS: &[Step] = &[
     ("driver removed and loaded, 3 times", Always, Life::reload),
     ("driver removed under open contexts", Always, Life::remove_in_use),
@@ -101,7 +104,7 @@ const STEPS: &[Step] = &[
     ("memory plugged and unplugged", Always, Life::plug_memory),
     ("guest reset under load", Always, Life::reset),
     ("VM killed under load", Always, Life::kill_vm),
-    ("network process replaced, daemon upgraded", Always, Life::upgrade),
+    (UPGRADE, Always, Life::upgrade),
     ("network process killed", Always, Life::kill_network),
     ("network process killed, again and again", Always, Life::lose_again_and_again),
     ("daemon hangs while a lost device goes", Always, Life::hang_while_it_goes),
@@ -127,14 +130,16 @@ impl Args {
             "no step's name contains {:?}; see the names in the table of `cargo xtask vm life`",
             self.options.only.as_deref().unwrap_or_default()
         );
-        let wish = Wish { kernel: self.kernel, ..self.options.wish(2) };
+        let places = steps.iter().enumerate().filter(|(place, _)| self.part.has(*place));
+        let steps: Vec<&Step> = places.map(|(_, step)| *step).collect();
+        let upgrades = steps.iter().any(|(name, ..)| *name == UPGRADE);
+        let wish = Wish { kernel: self.kernel, upgrades, ..self.options.wish(2) };
         let mut fixture = Fixture::start_as(cache, wish, plug::pluggable)?;
         let (a, b) = fixture.lab.pair()?;
         let devices = peers::attach_ours(a, b)?;
         let mut life = Life { fixture, devices, noted: Vec::new() };
         let mut table = Vec::new();
-        let part = steps.iter().enumerate().filter(|(place, _)| self.part.has(*place));
-        for (_, (name, _, step)) in part {
+        for (name, _, step) in steps {
             table.push(life.row(name, *step)?);
             table.append(&mut life.noted);
         }

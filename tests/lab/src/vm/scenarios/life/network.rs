@@ -164,6 +164,7 @@ impl Life {
     /// Another process, and another program, under traffic: nobody in the guests notices.
     pub(super) fn upgrade(&mut self) -> Result<()> {
         const LOST: &str = "dmesg | grep -c 'the device was started again' || true";
+        const RESTARTS: usize = 3;
         let lost = |life: &mut Self| -> Result<Vec<String>> {
             (0..2).map(|n| Ok(life.guest(n)?.must(LOST, SHORT)?.trim().to_owned())).collect()
         };
@@ -172,10 +173,11 @@ impl Life {
         let (listening, calling) = self.ping()?;
         let (a, b) = (self.hold(0, &["poll", "sleep"])?, self.hold(1, &["poll"])?);
         let mut longest = [0; 2];
-        for round in 0..5 {
-            let upgrades = round >= 3;
+        for round in 0..RESTARTS + 2 {
+            let upgrades = round >= RESTARTS;
             let said = if upgrades {
-                self.fixture.daemon.install()?;
+                // To the other build, and back.
+                self.fixture.install_other(round - RESTARTS)?;
                 self.fixture.daemon.cli(&["upgrade", "--json"])?
             } else {
                 self.fixture.daemon.cli(&["network", "restart", "red", "--json"])?
