@@ -354,6 +354,11 @@ impl Daemon {
         self.entries("task").len()
     }
 
+    /// Descriptors of its processes.
+    pub fn descriptors(&self) -> usize {
+        self.entries("fd").len()
+    }
+
     /// Anonymous memory of its processes, in bytes: theirs alone, not what guests share with them.
     pub fn own_memory(&self) -> u64 {
         let own = |pid| {

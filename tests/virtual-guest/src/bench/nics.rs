@@ -1,11 +1,11 @@
-//! What a NIC costs that nobody uses: its memory, its threads, and what the others that there are
-//! cost `nic add` and the start of the daemon.
+//! What a NIC costs that nobody uses: its memory, its threads, its descriptors, and what the others
+//! that there are cost `nic add`, a VM that comes, and the start of the daemon.
 
 use std::time::{Duration, Instant};
 
 use super::Effort;
 use super::report::{Better, Row, Target};
-use super::scale::Busy;
+use super::scale::busy;
 use crate::daemon::DaemonOptions;
 use crate::guest::GuestConfig;
 use crate::world::{Node, Vacancy, World};
@@ -16,13 +16,21 @@ const COUNTED: u32 = 64;
 const MEMORY: Target = Target::Value(256.0);
 /// NICs have no thread of their own.
 const THREADS: Target = Target::Value(0.0);
+/// Its VMM's connection, its memory, and an event descriptor each for kicks and calls: at 9491db3 a
+/// NIC took 37.
+const DESCRIPTORS: Target = Target::Value(37.0);
+/// What hundreds of NICs may cost a VM that comes: 0.8 of the speed beside ten.
+const COMING: Target = Target::Ratio(1.25);
 /// What a thousand other NICs may cost.
 const AMONG: Target = Target::Ratio(2.0);
 
-/// A daemon with so many idle NICs, each with a driver and a process.
-fn idle(world: &World) -> Vec<Node> {
-    let config = || GuestConfig { ram_bytes: 4 << 20, ..GuestConfig::default() };
-    (0..COUNTED).map(|_| world.node_with("net", &[], config())).collect()
+fn small() -> GuestConfig {
+    GuestConfig { ram_bytes: 4 << 20, ..GuestConfig::default() }
+}
+
+/// So many idle NICs, each with a driver and a process.
+fn idle(world: &World, count: u32) -> Vec<Node> {
+    (0..count).map(|_| world.node_with("net", &[], small())).collect()
 }
 
 /// What each NIC adds to a count of the daemon's, beside the count without them.
@@ -31,7 +39,7 @@ fn each(name: &str, unit: &str, target: Target, count: impl Fn(&World) -> f64) -
     // The first NICs bring what all share.
     let _first: [Node; 2] = std::array::from_fn(|_| world.node());
     let before = count(&world);
-    let _nics = idle(&world);
+    let _nics = idle(&world, COUNTED);
     // What was used to add them is gone.
     std::thread::sleep(Duration::from_secs(2));
     let grown = (count(&world) - before).max(0.0) / f64::from(COUNTED);
@@ -46,6 +54,11 @@ pub(super) fn memory(name: &str, _: Effort) -> Row {
 /// Threads that each idle NIC adds.
 pub(super) fn threads(name: &str, _: Effort) -> Row {
     each(name, "threads", THREADS, |world| world.daemon.threads() as f64)
+}
+
+/// Descriptors that each idle NIC adds, in all processes of the daemon.
+pub(super) fn descriptors(name: &str, _: Effort) -> Row {
+    each(name, "fds", DESCRIPTORS, |world| world.daemon.descriptors() as f64)
 }
 
 fn milliseconds(f: impl FnOnce()) -> f64 {
@@ -64,7 +77,7 @@ pub(super) fn add(name: &str, count: u32, effort: Effort) -> Row {
     let make = |count| {
         let world = World::with(&DaemonOptions::default(), Duration::from_secs(600));
         let nics = vacant(&world, count);
-        let busy = Busy::begin(&world);
+        let busy = busy(&world);
         (world, nics, busy)
     };
     let ((many, _nics, _busy), (few, _none, _too)) = (make(count), make(0));
@@ -76,6 +89,28 @@ pub(super) fn add(name: &str, count: u32, effort: Effort) -> Row {
     };
     let samples: Vec<_> = (0..effort.samples).map(|_| (sample(&many), sample(&few))).collect();
     Row::best(name, "ms", Better::Less, Some(AMONG), &samples)
+}
+
+/// From a VM's connect until its driver is ready, in a daemon with `count` guests beside one with
+/// ten.
+pub(super) fn connect(name: &str, count: u32, effort: Effort) -> Row {
+    let make = |count| {
+        let world = World::with(&DaemonOptions::default(), Duration::from_secs(600));
+        let guests = idle(&world, count);
+        let places = vacant(&world, effort.samples as u32).into_iter();
+        (world, guests, places)
+    };
+    let ((_many, _guests, mut late), (_few, _ten, mut early)) = (make(count), make(10));
+    let sample = |places: &mut std::vec::IntoIter<Vacancy>| {
+        let place = places.next().expect("a NIC for each sample");
+        let mut node = None;
+        let took = milliseconds(|| node = Some(place.enter(small()).expect("a guest")));
+        drop(node);
+        took
+    };
+    let samples: Vec<_> =
+        (0..effort.samples).map(|_| (sample(&mut late), sample(&mut early))).collect();
+    Row::best(name, "ms", Better::Less, Some(COMING), &samples)
 }
 
 /// From the end of a daemon until the next one knows all of its `count` NICs, beside a daemon with

@@ -1,9 +1,9 @@
-//! What it costs to be among many: idle NICs, idle contexts, queue pairs, regions.
+//! What it costs to be among many: NICs, idle contexts, queue pairs, regions, elements of a request.
 //!
 //! Every row is the cost with many ÷ the cost with one, of pairs of guests in two networks of one
 //! daemon that take turns: the crowd is in one of the networks, and the other has its pair alone. A
-//! NIC of the crowd has a driver and a process with a doorbell page, and posts nothing. Queue pairs
-//! and regions are all in use, in turn, so that their rows also have what the processor's caches
+//! NIC of the crowd has a driver and a process with a doorbell page, and posts nothing, but in
+//! [`beside_posts`]. Queue pairs and regions are all in use, in turn, so that their rows also have what the processor's caches
 //! cost.
 
 use std::sync::Arc;
@@ -113,39 +113,80 @@ impl Pair {
     }
 }
 
-/// Two guests that send as fast as they can, until they are dropped.
+/// Something that goes on until it is dropped.
 #[derive(Debug)]
-pub(super) struct Busy {
+pub(super) struct Background {
     over: Arc<AtomicBool>,
-    sends: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-impl Busy {
-    pub(super) fn begin(world: &World) -> Self {
+impl Background {
+    /// Starts a thread that ends when the flag is set.
+    fn begin(goes_on: impl FnOnce(&AtomicBool) + Send + 'static) -> Self {
         let over = Arc::new(AtomicBool::new(false));
-        let (a, b) = (node(world, CROWD, 64 << 20), node(world, CROWD, 64 << 20));
-        let (from, to) = (a.mr(PAGE), b.mr(PAGE));
-        let request = SendWr::write(1, &[from.sge(0, SIZE)], to.addr(0), to.rkey);
-        let (mut many, peer) = connected(&a, &b, RING);
-        fill(&mut many.qp, (RING, BATCH), |_| request.clone());
-        let mut stream = Stream::new(&mut many, BATCH);
         let until = Arc::clone(&over);
-        let sends = std::thread::spawn(move || {
-            let _kept = (from, to, peer);
-            stream.go_on(&mut many, &until);
-        });
-        Self { over, sends: Some(sends) }
+        let thread = std::thread::spawn(move || goes_on(&until));
+        Self { over, thread: Some(thread) }
     }
 }
 
-impl Drop for Busy {
+impl Drop for Background {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
-        if let Some(sends) = self.sends.take() {
+        if let Some(thread) = self.thread.take() {
             // Its panic was told of.
-            let _ended = sends.join();
+            let _ended = thread.join();
         }
     }
+}
+
+/// Two guests that send as fast as they can.
+pub(super) fn busy(world: &World) -> Background {
+    let (a, b) = (node(world, CROWD, 64 << 20), node(world, CROWD, 64 << 20));
+    let (from, to) = (a.mr(PAGE), b.mr(PAGE));
+    let request = SendWr::write(1, &[from.sge(0, SIZE)], to.addr(0), to.rkey);
+    let (mut many, peer) = connected(&a, &b, RING);
+    fill(&mut many.qp, (RING, BATCH), |_| request.clone());
+    let mut stream = Stream::new(&mut many, BATCH);
+    Background::begin(move |over| {
+        let _kept = (from, to, peer);
+        stream.go_on(&mut many, over);
+    })
+}
+
+/// How often each NIC of a crowd that posts does so.
+const PERIOD: Duration = Duration::from_millis(10);
+/// Parts of such a crowd that post one after the other, so that they do not all come at once.
+const PARTS: u32 = 10;
+/// Entries of the send ring of such a NIC.
+const FEW: u32 = 16;
+
+/// NICs that each write eight bytes to themselves every [`PERIOD`].
+fn posts(world: &World, count: u32) -> Background {
+    let one = |_| {
+        let node = idle(world);
+        let page = node.mr(PAGE);
+        let request = SendWr::write(1, &[page.sge(0, SIZE)], page.addr(0), page.rkey);
+        let (mut end, peer) = connected(&node, &node, FEW);
+        fill(&mut end.qp, (FEW, 1), |_| request.clone());
+        (end.qp.raw_sq(0).2, end, (page, peer))
+    };
+    let mut ends: Vec<_> = (0..count).map(one).collect();
+    Background::begin(move |over| {
+        let part = ends.len().div_ceil(PARTS as usize);
+        let (mut next, mut posted) = (Instant::now(), 0u32);
+        while !over.load(Ordering::Relaxed) {
+            posted = posted.wrapping_add(1);
+            for some in ends.chunks_mut(part) {
+                for (doorbell, end, _) in some {
+                    end.scq.drain();
+                    doorbell.ring(posted);
+                }
+                next += PERIOD / PARTS;
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            }
+        }
+    })
 }
 
 /// Many beside one, sample by sample.
@@ -169,6 +210,17 @@ pub(super) fn beside_nics(name: &str, (count, cost): (u32, Cost), effort: Effort
     row(name, cost, effort, |slice| {
         let reference = alone.cost(&world, cost, slice);
         (among.cost(&world, cost, slice), reference)
+    })
+}
+
+/// A pair among NICs that each post every now and then.
+pub(super) fn beside_posts(name: &str, count: u32, effort: Effort) -> Row {
+    let world = world();
+    let (mut alone, mut among) = (Pair::new(&world, ALONE), Pair::new(&world, CROWD));
+    let _posts = posts(&world, count);
+    row(name, Cost::RoundTrip, effort, |slice| {
+        let reference = alone.cost(&world, Cost::RoundTrip, slice);
+        (among.cost(&world, Cost::RoundTrip, slice), reference)
     })
 }
 
@@ -355,4 +407,37 @@ pub(super) fn regions(name: &str, count: u32, effort: Effort) -> Row {
         let reference = one.run(&mut alone, &world, slice) * 1e9;
         (many.run(&mut among, &world, slice) * 1e9, reference)
     })
+}
+
+/// Elements of a request that has many.
+const ELEMENTS: u16 = 16;
+/// What each further element may cost, of a request with one: at 9491db3 it was 55 of 235 ns.
+const ELEMENT: Target = Target::Ratio(0.23);
+
+/// Each further element of a request beside a request with one.
+pub(super) fn elements(name: &str, effort: Effort) -> Row {
+    let world = world();
+    let stream = |network, count: u16| {
+        let (a, b) = (node(&world, network, 64 << 20), node(&world, network, 64 << 20));
+        let (from, to) = (a.mr(PAGE), b.mr(PAGE));
+        let spec = QpSpec { sq: RING, send_sge: ELEMENTS, inline: 0, ..QpSpec::new(qpt::RC) };
+        let end = |node: &Node| node.end_with(&spec, node.cq(2 * RING), node.cq(256));
+        let (mut many, peer) = (end(&a), end(&b));
+        many.connect(&peer, &Path::default());
+        peer.connect(&many, &Path::default());
+        let elements: Vec<_> = (0..u64::from(count)).map(|n| from.sge(n * 64, SIZE)).collect();
+        let request = SendWr::write(1, &elements, to.addr(0), to.rkey);
+        fill(&mut many.qp, (RING, BATCH), |_| request.clone());
+        (Stream::new(&mut many, BATCH), many, peer)
+    };
+    let (mut one, mut alone, _peer) = stream(ALONE, 1);
+    let (mut all, mut among, _other) = stream(CROWD, ELEMENTS);
+    let mut sample = |slice| {
+        let reference = one.run(&mut alone, &world, slice) * 1e9;
+        let whole = all.run(&mut among, &world, slice) * 1e9;
+        ((whole - reference) / f64::from(ELEMENTS - 1), reference)
+    };
+    sample(effort.slice / 4);
+    let samples: Vec<_> = (0..effort.samples).map(|_| sample(effort.slice)).collect();
+    Row::best(name, "ns", Better::Less, Some(ELEMENT), &samples)
 }
