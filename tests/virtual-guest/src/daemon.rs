@@ -354,9 +354,10 @@ impl Daemon {
         self.entries("task").len()
     }
 
-    /// Descriptors of its processes.
+    /// Descriptors of the process of it that has most: each has a limit of its own.
     pub fn descriptors(&self) -> usize {
-        self.entries("fd").len()
+        let of = |pid| std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        self.pids().into_iter().map(of).max().unwrap_or(0)
     }
 
     /// Anonymous memory of its processes, in bytes: theirs alone, not what guests share with them.

@@ -16,8 +16,8 @@ const COUNTED: u32 = 64;
 const MEMORY: Target = Target::Value(256.0);
 /// NICs have no thread of their own.
 const THREADS: Target = Target::Value(0.0);
-/// Its VMM's connection, its memory, and an event descriptor each for kicks and calls: at 9491db3 a
-/// NIC took 37.
+/// Its VMM's connection, its memory, and a descriptor for each kick and call; before networks had
+/// processes a NIC took 37.
 const DESCRIPTORS: Target = Target::Value(37.0);
 /// What hundreds of NICs may cost a VM that comes: 0.8 of the speed beside ten.
 const COMING: Target = Target::Ratio(1.25);
@@ -56,7 +56,7 @@ pub(super) fn threads(name: &str, _: Effort) -> Row {
     each(name, "threads", THREADS, |world| world.daemon.threads() as f64)
 }
 
-/// Descriptors that each idle NIC adds, in all processes of the daemon.
+/// Descriptors that each idle NIC adds to the process that has most of them.
 pub(super) fn descriptors(name: &str, _: Effort) -> Row {
     each(name, "fds", DESCRIPTORS, |world| world.daemon.descriptors() as f64)
 }

@@ -11,19 +11,24 @@
 //! at already, and the kick comes only once. The worker hears kicks while it is awake, and looks
 //! for them every few microseconds as long as a NIC is parked (`worker/shard_thread.rs`).
 //!
+//! Where many are awake, rounds are long and mostly looks. So each looks at half of them, and two
+//! rounds without work are enough: a thousand that post now and then go to sleep as fast as they
+//! wake, and the few that have work share the worker.
+//!
 //! Some NICs stay awake though they are quiet: a few cost next to nothing, and their guests need
 //! not kick. NICs that bring their own verbs are not parked, since what comes from outside is
 //! theirs to look for.
 
+use super::rounds::FEW;
 use super::{Nanos, Shard};
 use crate::link::NicId;
 use crate::nic::budget::{Budget, cost};
 use crate::ordering::{self, Cpu};
 
-/// NICs that a round looks at.
+/// NICs that a round looks at, at least; of many it looks at half.
 const LOOKS: usize = 4;
-/// Rounds without work before a NIC is parked.
-const ROUNDS: u64 = 16;
+/// Rounds without work before a NIC is parked, of few and of many.
+const ROUNDS: [u64; 2] = [16, 2];
 /// Time without work before a NIC is parked: longer than a peer takes to answer.
 const TIME: Nanos = 100_000;
 /// NICs that are not parked.
@@ -40,7 +45,7 @@ pub(super) struct Parking {
 
 impl Default for Parking {
     fn default() -> Self {
-        Self { quiet: (ROUNDS, TIME), spare: SPARE }
+        Self { quiet: (ROUNDS[0], TIME), spare: SPARE }
     }
 }
 
@@ -82,13 +87,19 @@ impl Shard {
 
     /// Parks some that have nothing to do.
     pub(super) fn park_quiet(&mut self, now: Nanos) {
-        let mut budget = self.meter.budget_at(now, LOOKS as Nanos * cost::OBJECT);
+        let awake = self.slots.awake();
+        let looks = LOOKS.max(awake / 2);
+        let (mut rounds, time) = self.parking.quiet;
+        if awake > FEW {
+            rounds = rounds.min(ROUNDS[1]);
+        }
+        let mut budget = self.meter.budget_at(now, looks as Nanos * cost::OBJECT);
         if self.slots.parking().is_some() {
             self.look_to_park(now, &mut budget);
             return;
         }
-        for _ in 0..LOOKS.min(self.slots.awake()) {
-            let Some(id) = self.slots.next_quiet(self.parking.quiet) else { continue };
+        for _ in 0..looks.min(awake) {
+            let Some(id) = self.slots.next_quiet((rounds, time)) else { continue };
             if self.slots.awake() <= self.parking.spare {
                 return;
             }

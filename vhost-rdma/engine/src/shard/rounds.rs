@@ -15,7 +15,10 @@
 //!
 //! Everything in a round is bounded by time: the looks at doorbells, the requesters that are woken,
 //! deadlines, work requests, and the telling of guests. What a round has no time for is found by
-//! the next one. Between rounds the worker looks at its jobs.
+//! the next one. Who looks has half of a round, and where many are visited the work has as long as
+//! it took to look at them all, so that what was found is also done: rounds that looked as long as
+//! they may would serve one NIC each, and hundreds that post now and then would wait for each
+//! other. Between rounds the worker looks at its jobs.
 //!
 //! Before the worker sleeps every doorbell page is looked at once more, in pieces ([`Look`]). All
 //! pieces come after NEED_KICK was set and the fence behind it, which is all that
@@ -35,6 +38,12 @@ use crate::soft::{Nic, Nics};
 
 /// Time for one round, without what it tells the guests at its end.
 pub(super) const ROUND: Nanos = 50_000;
+/// Time of it for looking at what there is to do.
+const LOOKING: Nanos = ROUND / 2;
+/// Time that is left for it at least, and at most, however long the looks took.
+const SERVING: [Nanos; 2] = [ROUND / 2, 4 * ROUND];
+/// NICs that are visited within a time that is none beside a round's.
+pub(super) const FEW: usize = 32;
 /// Time for that.
 const PUBLISH: Nanos = 25_000;
 /// Service by which a NIC that was idle may be behind the least of the others.
@@ -186,11 +195,12 @@ impl Shard {
     /// anything to do.
     pub fn poll(&mut self, now: Nanos) -> bool {
         let mut budget = self.meter.budget_at(now, ROUND);
+        let mut looking = self.meter.budget_at(now, LOOKING);
         self.slots.begin_round(now);
-        let mut busy = self.check_vanished(&mut budget);
-        self.rouse_due(now, &mut budget);
-        busy |= self.scan(&mut budget);
-        busy |= self.wake_waiters(&mut budget);
+        let mut busy = self.check_vanished(&mut looking);
+        self.rouse_due(now, &mut looking);
+        busy |= self.scan(&mut looking);
+        busy |= self.wake_waiters(&mut looking);
         if self.soft().serve_parcels(now) {
             // It was not the time of whoever is served first.
             budget.skip(&self.meter);
@@ -325,6 +335,11 @@ impl Shard {
             }
         }
         let mut busy = false;
+        if self.slots.awake() > FEW {
+            let [least, most] = SERVING;
+            let looked = self.meter.now().saturating_sub(now);
+            *budget = self.meter.budget(looked.clamp(least, most));
+        }
         while let Some(Reverse((served, index))) = ready.pop() {
             self.rounds.lone = ready.is_empty();
             let (charged, seen) = (self.meter.charged(), budget.seen());

@@ -50,6 +50,9 @@ const TURN_BYTES: u32 = PIECE;
 /// from neighbours that have less to send: beside eight NICs with writes of 1 MiB (`cargo xtask
 /// bench isolation -- writes_1m_by_8`), longer turns for all halve what is left to the victim.
 const LONE_TURN: Nanos = cost::bytes(TURN_BYTES as u64);
+/// Requests that are checked before the first of them is executed. What a long copy leaves of the
+/// engine in the nearest cache is little, and comes back once for all of them.
+const STREAK: usize = 8;
 /// Bytes of every atomic operation.
 const ATOMIC_LEN: u32 = 8;
 /// An address that nobody holds.

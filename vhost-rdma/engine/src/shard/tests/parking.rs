@@ -1,5 +1,6 @@
 //! NICs that have nothing to do are not visited, and whatever gives them work brings them back.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use virtio_rdma_abi::{arm, opcode, qpt, send_flags, wc_status};
@@ -255,4 +256,62 @@ fn a_nic_that_becomes_awake_during_the_workers_last_look_is_not_passed_by() {
     world.shard.wake();
     poll(&mut world);
     assert_eq!(a.statuses(&mut qa.cq), DONE);
+}
+
+/// A clock by which each piece of work takes fourteen times what it is charged.
+#[derive(Clone, Debug, Default)]
+struct Late(Arc<AtomicU64>);
+
+impl Clock for Late {
+    fn now(&self) -> Nanos {
+        self.0.fetch_add(14_000, Ordering::Relaxed)
+    }
+}
+
+/// Rounds that have no time to look everywhere have time to do what they found all the same.
+#[test]
+fn looking_at_many_leaves_time_to_serve_them() {
+    // Visited within no time, and more than that.
+    [30, 60].into_iter().for_each(look_and_serve);
+}
+
+fn look_and_serve(many: u8) {
+    let clock = Late::default();
+    let shard = Shard::new(Box::new(Lcg(7))).with_clock(Box::new(clock.clone()));
+    let mut world = World::of(shard);
+    world.ram = 1 << 20;
+    let mut all: Vec<_> = (1..=many)
+        .map(|host| {
+            let mut guest = world.guest(1, host);
+            contexts(&mut world, (&mut guest, host), 20);
+            let qp = world.qp(&mut guest, qpt::RC, 4, None);
+            world.connect(&guest, &qp, qpt::RC, (qp.qpn, guest.gid));
+            (guest, qp)
+        })
+        .collect();
+    for (guest, qp) in &mut all {
+        guest.post_send(qp, write_to(guest), &[]);
+    }
+    for _ in 0..many / 2 {
+        world.now = clock.now();
+        poll(&mut world);
+    }
+    let done = all.iter_mut().map(|(guest, qp)| guest.statuses(&mut qp.cq).len()).sum::<usize>();
+    assert_eq!(done, usize::from(many), "more than one a round");
+}
+
+/// Many that post now and then go to sleep as fast as they wake.
+#[test]
+fn many_that_are_quiet_are_parked_within_some_rounds() {
+    const MANY: u8 = 200;
+    let mut world = World::new();
+    world.ram = 1 << 20;
+    let all: Vec<_> = (1..=MANY).map(|host| world.guest(1, host)).collect();
+    world.settle();
+    for _ in 0..50 {
+        world.now += 10_000;
+        poll(&mut world);
+    }
+    let asked = all.iter().filter(|guest| guest.asked_to_kick()).count();
+    assert_eq!(asked, usize::from(MANY) - 4, "a few are visited in any case");
 }

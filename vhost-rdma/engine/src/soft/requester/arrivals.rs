@@ -11,8 +11,7 @@ use virtio_rdma_abi::{
 };
 use zerocopy::little_endian::{U16, U32, U64};
 
-use super::Turn;
-use super::plain::STREAK;
+use super::{STREAK, Turn};
 use crate::memory::Borrowed;
 use crate::nic::cq::Cq;
 use crate::nic::receive::{ReceiveRing, Single};
@@ -51,7 +50,7 @@ fn count(arrivals: &Arrivals) -> u32 {
     u32::try_from(arrivals.len()).unwrap_or(u32::MAX)
 }
 
-/// The ring whose receives a queue pair takes, its own or one that it shares, and the ring's domain.
+/// The ring whose receives a queue pair takes, its own or a shared one, and the ring's domain.
 #[inline]
 fn receives<'a>(peer: &'a Nic, qp: &'a Qp) -> Option<(&'a ReceiveRing, u32)> {
     match qp.srqn {

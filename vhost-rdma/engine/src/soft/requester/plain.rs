@@ -18,9 +18,9 @@ use arrayvec::ArrayVec;
 use virtio_rdma_abi::{Cqe, Sge, SqWqe, access, opcode, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
-use super::Turn;
 use super::arrivals::{self, Arrival, Arrivals};
 use super::finish::completion_opcode;
+use super::{STREAK, Turn};
 use crate::link::{Operation, PIECE};
 use crate::memory::{self, Borrowed};
 use crate::nic::budget::cost;
@@ -40,10 +40,6 @@ thread_local! {
     /// Requests that went this way, and in how many streaks. Nothing else tells them apart.
     pub(crate) static WENT: std::cell::Cell<(u32, u32)> = const { std::cell::Cell::new((0, 0)) };
 }
-
-/// Requests that are checked before the first of them is executed. What a long copy leaves of the
-/// engine in the nearest cache is little, and comes back once for all of them.
-pub(super) const STREAK: usize = 8;
 
 /// What became of requests that went this way.
 pub(super) struct Went {
