@@ -64,6 +64,11 @@ impl Air {
         Self { faults, chance, parcels, sent, last, lost, repeated, reordered, asked, ahead, most }
     }
 
+    /// Whether what was sent together arrives together.
+    pub const fn keeps_time(&self) -> bool {
+        self.faults.delay == 0 && self.faults.lag == 0
+    }
+
     /// Whether something happens that does so many times in a hundred.
     fn happens(&mut self, percent: u32) -> bool {
         percent > 0 && self.chance.next_u32() % 100 < percent

@@ -316,6 +316,13 @@ impl Model {
         }
     }
 
+    /// Whether both ends of a line wait for a receive of the other.
+    pub(super) fn both_wait(&self, line: usize) -> bool {
+        let waits =
+            |guest: &Guest| guest.qps[line].as_ref().is_some_and(|qp| qp.wait == Wait::Receiver);
+        self.guests.iter().all(waits)
+    }
+
     fn wake(&mut self, side: usize, line: usize) {
         let Some(qp) = self.guests[side].qps[line].as_mut() else { return };
         if std::mem::replace(&mut qp.wait, Wait::None) != Wait::None {

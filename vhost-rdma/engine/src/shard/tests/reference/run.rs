@@ -186,6 +186,7 @@ impl Run {
             Op::ReceiveShared { side, into, len } => self.receive_shared(side.into(), into, len),
             Op::ResizeCq { side, line } => self.resize(side.into(), line.into()),
             Op::TimePasses => {
+                self.part_those_who_wait_for_each_other();
                 self.world.advance(10_000_000_000);
                 self.model.time_passes();
             }
@@ -295,6 +296,20 @@ impl Run {
                 };
                 let now = self.world.query(&side.guest, &end.qp).qp_state;
                 assert_eq!(now, state, "state of a QP of guest {number} after {op:?}");
+            }
+        }
+    }
+
+    /// Ends lines of which both ends wait for a receive, where a wire delays: it decides who of them
+    /// tries again first, and so whether what the one has moved meanwhile is sent, or refused, by
+    /// the other. The model knows one order.
+    fn part_those_who_wait_for_each_other(&mut self) {
+        if self.world.beside.as_ref().is_none_or(|(_, air)| air.keeps_time()) {
+            return;
+        }
+        for line in 0..LINES {
+            if self.model.both_wait(line) {
+                self.destroy(1, line);
             }
         }
     }
