@@ -1,6 +1,7 @@
 //! The vhost-rdma daemon and its command line: puts the parts together, and turns every failure
 //! into a message and an exit status.
 
+use std::ffi::CStr;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -28,7 +29,13 @@ use vhost_rdma::{config, limits, outside, run, telemetry};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// What `ps`, `top` and whoever asks who has a device open call each process. One that was executed
+/// as `/proc/self/exe`, as networks' processes and upgraded daemons are, would be called `exe`.
+const NAME: &CStr = c"vhost-rdma";
+
 fn main() -> ExitCode {
+    // Without it everything works all the same.
+    let _named = rustix::thread::set_name(NAME);
     let cli = Cli::parse();
     let json = cli.json;
     let failed = match cli.command {

@@ -84,8 +84,17 @@ fn an_upgrade_whose_answer_is_lost_is_told_of_by_the_next_program() {
     writes(&mut ends, 1);
 }
 
+/// Each process is called as the program is, however it was executed.
+fn are_called_as_the_program(daemon: &Daemon) {
+    for pid in daemon.pids() {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        assert_eq!(name, "vhost-rdma\n", "process {pid}");
+    }
+}
+
 fn lives_through_upgrades(world: &World) {
     let nodes = ["net", "net", "red", "red"].map(|network| node(world, network));
+    are_called_as_the_program(&world.daemon);
     let (mut here, mut there) = (pair(&nodes[0], &nodes[1]), pair(&nodes[2], &nodes[3]));
     let (longest, _) = under_traffic(&mut here, |sent| {
         under_traffic(&mut there, |_| {
@@ -109,6 +118,7 @@ fn lives_through_upgrades(world: &World) {
         assert_eq!(node.guest.async_event(Duration::ZERO).expect("its queue"), None);
         assert_eq!(world.daemon.show_nic(&node.name)["session"], "driver_ready");
     }
+    are_called_as_the_program(&world.daemon);
     writes(&mut pair(&nodes[1], &nodes[0]), 3);
     writes(&mut here, 4);
     // The sockets are the next program's.

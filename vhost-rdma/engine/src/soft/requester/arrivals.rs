@@ -2,8 +2,8 @@
 //!
 //! The ordinary way is `soft/responder.rs`, and it is the one for whatever is not as here: receives
 //! that have no element or several, or that are too short; one that a message left behind; none at
-//! all. Receives stay in their ring until all sends that were checked
-//! together have been copied, so nothing has changed if one of them does not pass.
+//! all. Receives stay in their ring until all sends that were checked together have been copied, so
+//! nothing has changed if one of them does not pass.
 
 use arrayvec::ArrayVec;
 use virtio_rdma_abi::{
