@@ -300,9 +300,9 @@ impl Run {
         }
     }
 
-    /// Ends lines of which both ends wait for a receive, where a wire delays: it decides who of them
-    /// tries again first, and so whether what the one has moved meanwhile is sent, or refused, by
-    /// the other. The model knows one order.
+    /// Ends lines of which both ends wait for a receive, where a wire delays: it decides who of
+    /// them tries again first, and so whether what the one has moved meanwhile is sent, or refused,
+    /// by the other. The model knows one order.
     fn part_those_who_wait_for_each_other(&mut self) {
         if self.world.beside.as_ref().is_none_or(|(_, air)| air.keeps_time()) {
             return;
