@@ -153,6 +153,15 @@ pub(super) struct Access {
     pub(super) rights: u32,
 }
 
+impl Access {
+    /// What an element of a queue pair's own request or receive names.
+    #[inline]
+    pub(super) const fn own(pdn: u32, sge: &Sge, rights: u32) -> Self {
+        let (key, addr, len) = (sge.lkey.get(), sge.addr.get(), sge.length.get());
+        Self { pdn, qpn: 0, key, addr, len, rights }
+    }
+}
+
 /// The keys of one NIC.
 #[derive(Debug, Default)]
 pub(super) struct MrTable {

@@ -513,14 +513,7 @@ impl Nic {
         };
         let mut count = 0;
         let named = sges.iter().filter(|sge| sge.length.get() != 0).all(|sge| {
-            let access = Access {
-                pdn: turn.pdn,
-                qpn: 0,
-                key: sge.lkey.get(),
-                addr: sge.addr.get(),
-                len: sge.length.get(),
-                rights,
-            };
+            let access = Access::own(turn.pdn, sge, rights);
             let Ok(segment) = self.backing.mrs.segment(&access) else { return false };
             match segments.get_mut(count) {
                 Some(old) => segment.replace(old),

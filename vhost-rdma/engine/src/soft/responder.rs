@@ -351,14 +351,7 @@ impl Nic {
             if sge.length.get() == 0 {
                 continue;
             }
-            let access = Access {
-                pdn,
-                qpn: 0,
-                key: sge.lkey.get(),
-                addr: sge.addr.get(),
-                len: sge.length.get(),
-                rights: access::LOCAL_WRITE,
-            };
+            let access = Access::own(pdn, sge, access::LOCAL_WRITE);
             segments.push(self.backing.mrs.segment(&access).ok()?);
             left = left.saturating_sub(u64::from(access.len));
         }

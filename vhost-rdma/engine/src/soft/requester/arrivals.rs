@@ -74,15 +74,7 @@ pub(super) fn open<'a>(
     }
     let (ring, pdn) = receives(peer, qp)?;
     let receive = ring.peek_single(count(before))?;
-    let sge = &receive.sge;
-    let access = Access {
-        pdn,
-        qpn: 0,
-        key: sge.lkey.get(),
-        addr: sge.addr.get(),
-        len: sge.length.get(),
-        rights: access::LOCAL_WRITE,
-    };
+    let access = Access::own(pdn, &receive.sge, access::LOCAL_WRITE);
     let memory = (access.len >= len).then(|| peer.backing.mrs.segment(&access))?;
     Some((receive, memory.ok()?))
 }

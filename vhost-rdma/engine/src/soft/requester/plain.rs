@@ -73,14 +73,7 @@ impl Plain {
         (pdn, qpn): (u32, u32),
     ) -> (Access, Access) {
         let (at_home, at_peer) = self.rights;
-        let own = Access {
-            pdn: turn.pdn,
-            qpn: 0,
-            key: sge.lkey.get(),
-            addr: sge.addr.get(),
-            len: self.len,
-            rights: at_home,
-        };
+        let own = Access::own(turn.pdn, sge, at_home);
         let (key, addr) = (wqe.rkey.get(), wqe.remote_addr.get());
         (own, Access { pdn, qpn, key, addr, len: self.len, rights: at_peer })
     }
@@ -254,9 +247,7 @@ fn fills<'a>(
     sge: &Sge,
     (streak, len): (&Streak, u32),
 ) -> Option<(Sides<'a>, Single)> {
-    let own =
-        Access { pdn: turn.pdn, qpn: 0, key: sge.lkey.get(), addr: sge.addr.get(), len, rights: 0 };
-    let from = nic.backing.mrs.segment(&own).ok()?;
+    let from = nic.backing.mrs.segment(&Access::own(turn.pdn, sge, 0)).ok()?;
     let (receive, to) = arrivals::open(peer, qp, (&streak.arrivals, len))?;
     Some(((to, from), receive))
 }
