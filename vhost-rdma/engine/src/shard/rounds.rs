@@ -38,7 +38,7 @@ use crate::soft::{Nic, Nics};
 
 /// Time for one round, without what it tells the guests at its end.
 pub(super) const ROUND: Nanos = 50_000;
-/// Time of it for looking at what there is to do.
+/// Time of it for looking at what there is to do, and as much for waking who waits.
 const LOOKING: Nanos = ROUND / 2;
 /// Time that is left for it at least, and at most, however long the looks took.
 const SERVING: [Nanos; 2] = [ROUND / 2, 4 * ROUND];
@@ -200,7 +200,7 @@ impl Shard {
         let mut busy = self.check_vanished(&mut looking);
         self.rouse_due(now, &mut looking);
         busy |= self.scan(&mut looking);
-        busy |= self.wake_waiters(&mut looking);
+        busy |= self.wake_waiters(looking.seen());
         if self.soft().serve_parcels(now) {
             // It was not the time of whoever is served first.
             budget.skip(&self.meter);
@@ -298,14 +298,16 @@ impl Shard {
         rounds.scan((slots, posts), (meter, budget), serving)
     }
 
-    fn wake_waiters(&mut self, budget: &mut Budget) -> bool {
+    /// Wakes requesters, in a time of their own: the looks may have taken all of theirs.
+    fn wake_waiters(&mut self, seen: Nanos) -> bool {
         let Self { slots, engine, .. } = self;
         for place in 0..slots.awake() {
             if let Some((_, AnyNic::Own(nic))) = slots.awake_at(place) {
                 engine.take_wakes(nic);
             }
         }
-        self.soft().wake_waiters(budget)
+        let mut budget = self.meter.budget_at(seen, LOOKING);
+        self.soft().wake_waiters(&mut budget)
     }
 
     /// Serves NICs that have work, least service first, until the round is over; one at least.

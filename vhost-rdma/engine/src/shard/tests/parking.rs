@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use virtio_rdma_abi::{arm, opcode, qpt, send_flags, wc_status};
+use virtio_rdma_abi::{self as abi, arm, opcode, qpt, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
 use super::budgets::generous;
 use crate::memory::{AddressSpace, Ring};
 use crate::nic::budget::Clock;
-use crate::shard::testing::driver::{Guest, Lcg, Qp, World, wqe};
+use crate::shard::testing::driver::{Guest, Lcg, Qp, World, init_attr, rtr_attr, rts_attr, wqe};
 use crate::shard::{Command, Look, Nanos, Shard};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
@@ -298,6 +298,54 @@ fn look_and_serve(many: u8) {
     }
     let done = all.iter_mut().map(|(guest, qp)| guest.statuses(&mut qp.cq).len()).sum::<usize>();
     assert_eq!(done, usize::from(many), "more than one a round");
+}
+
+/// Nor are those who wait for a receive woken one a round.
+#[test]
+fn looking_at_many_leaves_time_to_wake_who_waits() {
+    const MANY: usize = 16;
+    let clock = Late::default();
+    let shard = Shard::new(Box::new(Lcg(7))).with_clock(Box::new(clock.clone()));
+    let mut world = World::of(shard);
+    world.ram = 1 << 20;
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    generous(&mut world, &a, 1);
+    generous(&mut world, &b, 2);
+    let mut all: Vec<_> = (0..MANY)
+        .map(|_| {
+            let [one, other] = [&mut a, &mut b].map(|guest| world.qp(guest, qpt::RC, 4, None));
+            for (guest, qp, peer) in
+                [(&a, &one, (other.qpn, b.gid)), (&b, &other, (one.qpn, a.gid))]
+            {
+                // 655 ms: longer than all of this.
+                let slow = abi::QpAttr { min_rnr_timer: 0, ..rtr_attr(qpt::RC, peer) };
+                for attr in [init_attr(qpt::RC), slow, rts_attr(qpt::RC)] {
+                    world.modify(guest, qp, attr).unwrap();
+                }
+            }
+            (one, other)
+        })
+        .collect();
+    for (one, _) in &mut all {
+        a.post_send(one, wqe(opcode::SEND, SIGNALED, 1), &[]);
+    }
+    let rounds = |world: &mut World, count: usize| {
+        for _ in 0..count {
+            world.now = clock.now();
+            poll(world);
+        }
+    };
+    rounds(&mut world, 100);
+    let mut crowd: Vec<_> = (3..30).map(|host| (world.guest(1, host), host)).collect();
+    for (guest, host) in &mut crowd {
+        contexts(&mut world, (guest, *host), 20);
+    }
+    for (_, other) in &mut all {
+        b.post_receive(other, 1, &[]);
+    }
+    rounds(&mut world, 10);
+    let done = all.iter_mut().map(|(one, _)| a.statuses(&mut one.cq).len()).sum::<usize>();
+    assert_eq!(done, MANY);
 }
 
 /// Many that post now and then go to sleep as fast as they wake.
