@@ -9,6 +9,7 @@
 #include "kernel.h"
 
 #include <dirent.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,6 +52,33 @@ void vrdma_kick_ioctl(struct vrdma_context *ctx)
 
 /* ---- Channels, addresses --------------------------------------------------------------------- */
 
+/*
+ * A thread may sleep in a channel that is destroyed: it sleeps on, as with the kernel, where its
+ * read() holds the file. Here that is the other end, which closes when nobody reads any more.
+ */
+static bool is_read(const struct vrdma_channel *channel)
+{
+	struct pollfd peer = { .fd = channel->events.put };
+
+	return poll(&peer, 1, 0) == 0;
+}
+
+/* Of channels that were destroyed, those that nobody sleeps in any more; `tables` is held. */
+static void sweep(struct vrdma_session *session)
+{
+	struct vrdma_channel **at = &session->channels, *channel;
+
+	while ((channel = *at)) {
+		if (channel->of || is_read(channel)) {
+			at = &channel->next;
+			continue;
+		}
+		*at = channel->next;
+		close(channel->events.put);
+		free(channel);
+	}
+}
+
 static int create_channel(struct ibv_comp_channel *of)
 {
 	struct vrdma_session *session = vrdma_session_of(of->context);
@@ -73,6 +101,7 @@ static int create_channel(struct ibv_comp_channel *of)
 	channel->events.put = fds[1];
 	of->fd = fds[0];
 	pthread_mutex_lock(&session->tables);
+	sweep(session);
 	channel->next = session->channels;
 	session->channels = channel;
 	pthread_mutex_unlock(&session->tables);
@@ -84,26 +113,27 @@ static void destroy_channel(struct ibv_comp_channel *of)
 	struct vrdma_session *session = vrdma_session_of(of->context);
 	struct vrdma_request request = { VRDMA_CHANNEL_REMOVE, NULL, 8, -1 };
 	struct vrdma_answer none = {};
-	struct vrdma_channel **at, *channel;
+	struct vrdma_channel *channel;
 	__le32 number[2] = {};
 
 	close(of->fd);
 	if (!session)
 		return;
 	pthread_mutex_lock(&session->tables);
-	for (at = &session->channels; *at && (*at)->of != of; at = &(*at)->next)
+	for (channel = session->channels; channel && channel->of != of; channel = channel->next)
 		;
-	channel = *at;
-	if (channel)
-		*at = channel->next;
+	if (channel) {
+		number[0] = htole32(channel->number);
+		channel->of = NULL;
+	}
 	pthread_mutex_unlock(&session->tables);
 	if (!channel)
 		return;
-	number[0] = htole32(channel->number);
 	request.body = number;
 	(void)vrdma_ask(session, &request, &none);
-	close(channel->events.put);
-	free(channel);
+	pthread_mutex_lock(&session->tables);
+	sweep(session);
+	pthread_mutex_unlock(&session->tables);
 }
 
 static int query_gid(struct ibv_context *context, uint32_t port, uint32_t index,

@@ -310,11 +310,16 @@ static uint32_t channel_number(struct ibv_context *context, struct ibv_comp_chan
 {
 	struct vrdma_session *session = vrdma_session_of(context);
 	struct vrdma_channel *channel;
+	uint32_t number;
 
-	for (channel = session ? session->channels : NULL; channel && channel->of != of;
-	     channel = channel->next)
+	if (!session || !of)
+		return 0;
+	pthread_mutex_lock(&session->tables);
+	for (channel = session->channels; channel && channel->of != of; channel = channel->next)
 		;
-	return channel ? channel->number : 0;
+	number = channel ? channel->number : 0;
+	pthread_mutex_unlock(&session->tables);
+	return number;
 }
 
 int vrdma_local_create_cq(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
@@ -399,11 +404,13 @@ int vrdma_local_destroy_cq(struct ibv_cq *cq)
 
 	if (ret)
 		return ret;
-	if (session && cq->channel)
+	if (session && cq->channel) {
 		vrdma_sleeper_drop(session, cq);
-	for (channel = session ? session->channels : NULL; channel; channel = channel->next) {
-		if (channel->of == cq->channel)
-			vrdma_events_drop(&channel->events, (uintptr_t)cq, 8);
+		pthread_mutex_lock(&session->tables);
+		for (channel = session->channels; channel; channel = channel->next)
+			if (channel->of == cq->channel)
+				vrdma_events_drop(&channel->events, (uintptr_t)cq, 8);
+		pthread_mutex_unlock(&session->tables);
 	}
 	forget(cq->context, cq);
 	return 0;

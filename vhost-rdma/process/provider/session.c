@@ -240,15 +240,18 @@ static int receive_answer(int socket, const struct vrdma_answer *answer)
 int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
 	      const struct vrdma_answer *answer)
 {
-	int ret;
+	int ret, cancel;
 
 	if (!session)
 		return EIO;
+	/* A command is no point of cancellation, as it is none with the kernel (an ioctl). */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	pthread_mutex_lock(&session->lock);
 	ret = session->socket < 0 ? EIO : send_request(session->socket, request);
 	if (!ret)
 		ret = receive_answer(session->socket, answer);
 	pthread_mutex_unlock(&session->lock);
+	pthread_setcancelstate(cancel, NULL);
 	return ret;
 }
 

@@ -54,7 +54,7 @@ struct vrdma_events {
 
 struct vrdma_channel {
 	struct vrdma_channel *next;
-	struct ibv_comp_channel *of;
+	struct ibv_comp_channel *of;	/* NULL: destroyed, and a thread sleeps in it */
 	uint32_t number;
 	struct vrdma_events events;
 };

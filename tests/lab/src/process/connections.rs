@@ -100,6 +100,9 @@ timeout 60 rping -c -a $B -I $C -v -C 10 && wait $server && exit 0
 cat /tmp/server >&2; exit 1
 "#;
 
+/// Threads that wait in channels while these end.
+const CHANNELS: &str = "timeout 60 /host/process-channels $A $B 200";
+
 /// NICs of a container for these.
 pub(super) const NICS: u32 = 3;
 
@@ -118,6 +121,7 @@ pub(super) fn all(release: Release) -> Vec<(String, String)> {
         ("rping, several NICs each", SEVERAL),
         ("cmtime", if old { OLD_CMTIME } else { CMTIME }),
         ("rstream -T a", POLLED),
+        ("channels that end under a thread", CHANNELS),
     ];
     let more = more.map(|(name, script)| (name.to_owned(), format!("{PLACES}{script}")));
     pairs.chain(more).map(|(name, script)| (format!("rdma_cm: {name}"), script)).collect()

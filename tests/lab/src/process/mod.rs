@@ -17,6 +17,7 @@ mod release;
 mod suite;
 mod symbols;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -32,6 +33,9 @@ use container::Container;
 use release::Release;
 
 const WAIT: Duration = Duration::from_secs(120);
+
+/// Of `tests/guest-programs`, those that are for processes.
+const OURS: [&str; 2] = ["process-private", "process-channels"];
 
 /// What the programs find in `/host`.
 const FILES: &[(&str, &str)] = &[
@@ -188,7 +192,8 @@ impl Args {
             Release::Ubuntu => Debian::Bookworm,
         };
         for program in crate::products::programs(cache, built_for)? {
-            if let Some(name) = program.file_name().filter(|name| *name == "process-private") {
+            let ours = |name: &&OsStr| OURS.iter().any(|it| *name == *it);
+            if let Some(name) = program.file_name().filter(ours) {
                 fs::copy(&program, container.share().join(name))?;
             }
         }
