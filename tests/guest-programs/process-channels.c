@@ -194,7 +194,8 @@ static void round_trip(struct end *ends, struct sleeper *sleeper, struct sockadd
 	begin(client);
 	if (rdma_bind_addr(server->id, (struct sockaddr *)&at[0]) || rdma_listen(server->id, 1))
 		die("listening");
-	if (rdma_resolve_addr(client->id, (struct sockaddr *)&at[1], (struct sockaddr *)&at[0], 2000))
+	if (rdma_resolve_addr(client->id, (struct sockaddr *)&at[1], (struct sockaddr *)&at[0],
+			      2000))
 		die("rdma_resolve_addr");
 	wait_for(&client->established, "the client is not connected");
 	wait_for(&server->established, "the server is not connected");

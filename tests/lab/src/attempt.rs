@@ -302,20 +302,7 @@ impl Lab {
             eprintln!("rping: {error:#}");
         }
         let value = Some(f64::from(u32::try_from(pings).unwrap_or(u32::MAX)));
-        Row { value, ..verdict("rping -v -C 100: exchanges", pings == 100) }
-    }
-}
-
-/// A row that has no figure.
-fn verdict(name: &str, ok: bool) -> Row {
-    Row {
-        name: name.to_owned(),
-        ok,
-        value: None,
-        reference: None,
-        ratio: None,
-        unit: String::new(),
-        target: String::new(),
+        Row { value, ..Row::verdict("rping -v -C 100: exchanges", pings == 100) }
     }
 }
 
@@ -343,10 +330,10 @@ impl Args {
         let devices = lab.run("ibv_devinfo")?;
         let both = devices.matches("PORT_ACTIVE").count() == 2;
         println!("{devices}");
-        let mut rows = vec![verdict("ibv_devinfo: two active ports", both)];
+        let mut rows = vec![Row::verdict("ibv_devinfo: two active ports", both)];
         if self.nobody {
             let found = lab.run(POWERLESS).inspect_err(|error| eprintln!("{error:#}"));
-            rows.push(verdict("user 65534, no capability", found.is_ok()));
+            rows.push(Row::verdict("user 65534, no capability", found.is_ok()));
         }
         for program in &PROGRAMS {
             rows.push(lab.row(program)?);
@@ -354,7 +341,7 @@ impl Args {
         rows.push(lab.rping());
         if let Some(stage) = &lab.stage {
             let left = fs::read_dir(stage.path().join("home"))?.count();
-            rows.push(verdict("nothing is left in its home", left == 0));
+            rows.push(Row::verdict("nothing is left in its home", left == 0));
         }
         rows::print_table(&rows, "vhost-rdma", "TCP");
         let user = if self.nobody { NOBODY.to_string() } else { user() };

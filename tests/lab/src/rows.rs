@@ -27,6 +27,26 @@ pub struct Row {
 }
 
 impl Row {
+    /// A row that has no figure.
+    #[must_use]
+    pub fn verdict(name: impl Into<String>, ok: bool) -> Self {
+        Self {
+            name: name.into(),
+            ok,
+            value: None,
+            reference: None,
+            ratio: None,
+            unit: String::new(),
+            target: String::new(),
+        }
+    }
+
+    /// A row whose figure is how many seconds it took.
+    #[must_use]
+    pub fn timed(name: impl Into<String>, ok: bool, seconds: f64) -> Self {
+        Self { value: Some(seconds), unit: "s".to_owned(), ..Self::verdict(name, ok) }
+    }
+
     /// Whether the ratio keeps the bound; `None` where there is no bound or nothing to hold against
     /// it.
     pub fn met(&self) -> Option<bool> {

@@ -70,14 +70,8 @@ impl Steps {
         let bad = failures.count();
         println!("{} passed, {bad} failed", self.done.len() - bad);
         if let Some(path) = json {
-            let row = |step: &Done| Row {
-                name: step.name.clone(),
-                ok: step.failure.is_none(),
-                value: Some(step.took.as_secs_f64()),
-                reference: None,
-                ratio: None,
-                unit: "s".into(),
-                target: String::new(),
+            let row = |step: &Done| {
+                Row::timed(step.name.clone(), step.failure.is_none(), step.took.as_secs_f64())
             };
             rows::write_json(path, &self.done.iter().map(row).collect::<Vec<_>>())?;
         }
@@ -91,15 +85,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_log_names_the_rows_that_failed() {
-        let row = |name: &str, ok| Row {
-            name: name.into(),
-            ok,
-            value: None,
-            reference: None,
-            ratio: None,
-            unit: String::new(),
-            target: String::new(),
-        };
+        let row = |name: &str, ok| Row::verdict(name, ok);
         let mut steps = Steps::default();
         let table = || {
             rows::print_table(&[row("rping", false), row("udaddy", true)], "", "");

@@ -196,15 +196,7 @@ fn ask(node: &Node, server: &Path, program: &Path) -> Result<Vec<Row>> {
         if !ok {
             eprintln!("    {name}: {said}");
         }
-        rows.push(Row {
-            name,
-            ok,
-            value: None,
-            reference: None,
-            ratio: None,
-            unit: String::new(),
-            target: String::new(),
-        });
+        rows.push(Row::verdict(name, ok));
     }
     ensure!(rows.len() > 60, "it says little: {} rows", rows.len());
     Ok(rows)

@@ -35,12 +35,14 @@ mod tutorial;
 mod vms;
 mod whole;
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::host;
+use crate::rows::{self, Row};
 use image::Image;
 use node::{Life, Node};
 use ours::Ours;
@@ -54,7 +56,7 @@ const UP_SECOND: &str = "up-2";
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Start a cluster that stays; prints how to reach it
-    Up,
+    Up(Json),
     /// Everything that a node must do: pods with NICs, restarts and deaths of its parts, CNI
     Test(test::Args),
     /// The controller and thousands of played agents: what a change costs, and whether that grows
@@ -62,7 +64,28 @@ pub enum Command {
     /// The definitions with their rules on an API server that knows CEL
     Definitions(definitions::Args),
     /// End the cluster that `up` made; fails if anything of it is left on the machine
-    Down,
+    Down(Json),
+}
+
+/// Where the row goes
+#[derive(Debug, clap::Args)]
+pub struct Json {
+    /// Write the row here
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+impl Json {
+    /// A row for what was done, also where it failed.
+    fn row(&self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<bool> {
+        let begun = Instant::now();
+        let done = work();
+        if let Some(path) = &self.json {
+            let row = Row::timed(name, done.is_ok(), begun.elapsed().as_secs_f64());
+            rows::write_json(path, &[row])?;
+        }
+        done.map(|()| true)
+    }
 }
 
 impl Command {
@@ -70,11 +93,11 @@ impl Command {
     pub fn run(&self, cache: &Cache) -> Result<bool> {
         host::require_root()?;
         match self {
-            Self::Up => up(cache),
+            Self::Up(json) => json.row("a cluster of two nodes comes up", || up(cache)),
             Self::Test(args) => args.run(cache),
             Self::Scale(args) => args.run(cache),
             Self::Definitions(args) => args.run(cache),
-            Self::Down => down(),
+            Self::Down(json) => json.row("the cluster's end leaves nothing", down),
         }
     }
 }
@@ -136,7 +159,7 @@ fn keep_logs(node: &Node) -> String {
     }
 }
 
-fn up(cache: &Cache) -> Result<bool> {
+fn up(cache: &Cache) -> Result<()> {
     let begun = Instant::now();
     let (node, parts) = start(cache, UP, Life::Detached)?;
     start_second(&node, UP_SECOND, &parts, Life::Detached)?;
@@ -150,18 +173,18 @@ fn up(cache: &Cache) -> Result<bool> {
     println!("  {dir}/kubectl get pods -A");
     println!("  {dir}/enter -c 'ps ax'      a shell in the node, whose /lab is {dir}/lab");
     println!("  cargo xtask k8s down");
-    Ok(true)
+    Ok(())
 }
 
-fn down() -> Result<bool> {
+fn down() -> Result<()> {
     let nodes = [Node::find(UP_SECOND)?, Node::find(UP)?];
     if nodes.iter().all(Option::is_none) {
         println!("no cluster is up");
-        return Ok(true);
+        return Ok(());
     }
     for node in nodes.into_iter().flatten() {
         node.end().context("not everything of the cluster could be removed")?;
     }
     println!("the cluster is gone: no process, mount, namespace or cgroup of it is left");
-    Ok(true)
+    Ok(())
 }

@@ -176,15 +176,7 @@ impl Args {
 }
 
 fn row(name: &str, result: &Result<()>, took: Duration) -> Row {
-    Row {
-        name: name.into(),
-        ok: result.is_ok(),
-        value: Some(took.as_secs_f64()),
-        reference: None,
-        ratio: None,
-        unit: "s".into(),
-        target: String::new(),
-    }
+    Row::timed(name, result.is_ok(), took.as_secs_f64())
 }
 
 impl Bench<'_> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::{products, row};
+use super::products;
 use crate::cache::Cache;
 use crate::exec::{capture, tied, workspace};
 use crate::host;
@@ -83,7 +83,7 @@ pub(super) fn run(cache: &Cache, debug: bool) -> Result<Vec<Row>> {
         } else {
             eprintln!("    {name}: it said\n{said}");
         }
-        rows.push(row(name.to_owned(), ok, begin.elapsed().as_secs_f64()));
+        rows.push(Row::timed(name.to_owned(), ok, begin.elapsed().as_secs_f64()));
     }
     Ok(rows)
 }

@@ -216,21 +216,8 @@ impl Args {
                 Ok(_) => eprintln!("    {name}: ok"),
                 Err(error) => eprintln!("    {name}: {error:#}"),
             }
-            rows.push(row(name, done.is_ok(), begin.elapsed().as_secs_f64()));
+            rows.push(Row::timed(name, done.is_ok(), begin.elapsed().as_secs_f64()));
         }
         Ok(rows)
-    }
-}
-
-/// A row of what took so many seconds.
-fn row(name: String, ok: bool, seconds: f64) -> Row {
-    Row {
-        name,
-        ok,
-        value: Some(seconds),
-        reference: None,
-        ratio: None,
-        unit: "s".into(),
-        target: String::new(),
     }
 }

@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 
 use super::container::Container;
 use super::release::Release;
-use super::row;
 use crate::exec::workspace;
 use crate::rows::Row;
 use crate::verdicts::{Found, RUNNER, drift, parse, read_pins};
@@ -49,5 +48,5 @@ pub(super) fn run(container: &Container, only: Option<&str>) -> Result<(Option<R
     let found = Found { of: &name, verdicts: &verdicts, drift: &drift };
     let least = only.is_none().then(|| container.release.least());
     let held = found.sum_up(least, &file);
-    Ok((Some(row(name, held, begin.elapsed().as_secs_f64())), held))
+    Ok((Some(Row::timed(name, held, begin.elapsed().as_secs_f64())), held))
 }

@@ -15,7 +15,6 @@ use object::elf::{FileHeader64, SHT_DYNSYM};
 use object::read::elf::{FileHeader as _, Sym as _};
 
 use super::container::Container;
-use super::row;
 use crate::rows::Row;
 
 const WAIT: Duration = Duration::from_secs(30);
@@ -72,7 +71,7 @@ pub(super) fn run(container: &Container) -> Row {
         Ok(count) => eprintln!("    {name}: ok, {count} of them"),
         Err(error) => eprintln!("    {name}: {error:#}"),
     }
-    row(name, done.is_ok(), begin.elapsed().as_secs_f64())
+    Row::timed(name, done.is_ok(), begin.elapsed().as_secs_f64())
 }
 
 fn compare(container: &Container) -> Result<usize> {

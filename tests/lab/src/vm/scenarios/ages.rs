@@ -143,13 +143,5 @@ fn row(name: &str, results: &[&Result<()>]) -> Row {
         [] => eprintln!("    {name}: ok"),
         faults => eprintln!("    {name}: FAILED\n{faults:#?}"),
     }
-    Row {
-        name: name.into(),
-        ok: faults.is_empty(),
-        value: None,
-        reference: None,
-        ratio: None,
-        unit: String::new(),
-        target: String::new(),
-    }
+    Row::verdict(name, faults.is_empty())
 }

@@ -6,17 +6,18 @@
 //! of which one has what the Debian packages put into place, and the other what the RPM ones did.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
 use super::fixture::{Fixture, Options};
 use crate::cache::Cache;
-use crate::exec::{run_logged, tied};
+use crate::exec::{self, run_logged, tied};
 use crate::host;
 use crate::packages::{self, DEBIANS, UBUNTUS};
 use crate::products;
 use crate::roots::Debian;
+use crate::rows::{self, Row};
 use crate::upstream;
 
 /// What it can be told
@@ -34,15 +35,18 @@ pub struct Args {
     /// Only the rows whose name contains this
     #[arg(long)]
     pub only: Option<String>,
+    /// Write the rows here
+    #[arg(long)]
+    pub json: Option<PathBuf>,
 }
 
 const UNPACK: Duration = Duration::from_secs(30);
 
-/// A row: what is done, and a word on its result.
+/// What is done for a row, and a word on its result.
 type Work<'a> = Box<dyn Fn(&Cache) -> Result<String> + 'a>;
-type Row<'a> = (String, Work<'a>);
+type Task<'a> = (String, Work<'a>);
 
-fn row<'a>(name: impl Into<String>, work: impl Fn(&Cache) -> Result<String> + 'a) -> Row<'a> {
+fn task<'a>(name: impl Into<String>, work: impl Fn(&Cache) -> Result<String> + 'a) -> Task<'a> {
     (name.into(), Box::new(work))
 }
 
@@ -55,58 +59,58 @@ fn place(path: &std::path::Path) -> String {
 }
 
 impl Args {
-    fn rows(&self) -> Vec<Row<'_>> {
-        let mut rows: Vec<Row<'_>> = Debian::ALL
-            .map(|debian| row(debian.name(), move |c| Ok(place(&products::module(c, debian)?))))
+    fn tasks(&self) -> Vec<Task<'_>> {
+        let mut tasks: Vec<Task<'_>> = Debian::ALL
+            .map(|debian| task(debian.name(), move |c| Ok(place(&products::module(c, debian)?))))
             .into();
-        rows.push(row("sparse", quietly(upstream::sparse)));
-        rows.push(row("kernel series", quietly(upstream::kernel)));
-        rows.push(row("rdma-core series", quietly(upstream::rdma_core)));
+        tasks.push(task("sparse", quietly(upstream::sparse)));
+        tasks.push(task("kernel series", quietly(upstream::kernel)));
+        tasks.push(task("rdma-core series", quietly(upstream::rdma_core)));
         if let Some(dir) = &self.smatch {
-            rows.push(row("smatch", quietly(|cache| upstream::smatch(cache, dir))));
+            tasks.push(task("smatch", quietly(|cache| upstream::smatch(cache, dir))));
         }
         if self.full {
             for release in DEBIANS {
                 let name = format!("packages, {}", release.name);
-                rows.push(row(name, |c| Ok(place(&packages::debian(c, release, None)?))));
+                tasks.push(task(name, |c| Ok(place(&packages::debian(c, release, None)?))));
             }
-            rows.push(row("packages, RPM", |c| Ok(place(&packages::rpm(c)?))));
-            rows.push(row("packages, in guests", in_guests));
+            tasks.push(task("packages, RPM", |c| Ok(place(&packages::rpm(c)?))));
+            tasks.push(task("packages, in guests", in_guests));
         }
         if let Some(mirror) = &self.ubuntu {
             for release in UBUNTUS {
                 let name = format!("packages, {}", release.name);
                 let work = |c: &Cache| Ok(place(&packages::debian(c, release, Some(mirror))?));
-                rows.push(row(name, work));
+                tasks.push(task(name, work));
             }
         }
         let only = self.only.as_deref().unwrap_or_default();
-        rows.retain(|(name, _)| name.contains(only));
-        rows
+        tasks.retain(|(name, _)| name.contains(only));
+        tasks
     }
 
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
         host::require_root()?;
         host::ensure_tools(cache)?;
-        let rows = self.rows();
-        ensure!(!rows.is_empty(), "no row has such a name; without --only they are all listed");
-        let (mut good, mut bad) = (0, 0);
-        for (name, work) in &rows {
-            match work(cache) {
-                Ok(text) => {
-                    good += 1;
-                    println!("{name:<22} ok      {text}");
-                }
-                Err(e) => {
-                    bad += 1;
-                    println!("{name:<22} FAILED  {e:#}");
-                }
+        let tasks = self.tasks();
+        ensure!(!tasks.is_empty(), "no row has such a name; without --only they are all listed");
+        let mut table = Vec::new();
+        for (name, work) in &tasks {
+            let begun = Instant::now();
+            let done = work(cache);
+            match &done {
+                Ok(text) => println!("{name:<22} ok      {text}"),
+                Err(e) => println!("{name:<22} FAILED  {e:#}"),
             }
-            crate::exec::check_interrupt()?;
+            table.push(Row::timed(name, done.is_ok(), begun.elapsed().as_secs_f64()));
+            exec::check_interrupt()?;
         }
-        println!("{good} passed, {bad} failed");
-        Ok(bad == 0)
+        rows::print_table(&table, "vhost-rdma", "-");
+        if let Some(path) = &self.json {
+            rows::write_json(path, &table)?;
+        }
+        Ok(table.iter().all(|row| row.ok))
     }
 }
 

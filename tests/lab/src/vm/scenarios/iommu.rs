@@ -183,13 +183,5 @@ fn row(name: &str, result: &Result<()>) -> Result<Row> {
         Ok(()) => eprintln!("    {name}: ok"),
         Err(e) => eprintln!("    {name}: FAILED\n{e:#}"),
     }
-    Ok(Row {
-        name: name.into(),
-        ok: result.is_ok(),
-        value: None,
-        reference: None,
-        ratio: None,
-        unit: String::new(),
-        target: String::new(),
-    })
+    Ok(Row::verdict(name, result.is_ok()))
 }

@@ -116,15 +116,7 @@ impl Meeting {
                 self.fixture.daemon.log_tail(10)
             ),
         }
-        Ok(Row {
-            name,
-            ok: said.is_ok(),
-            value: Some(start.elapsed().as_secs_f64()),
-            reference: None,
-            ratio: None,
-            unit: "s".into(),
-            target: String::new(),
-        })
+        Ok(Row::timed(name, said.is_ok(), start.elapsed().as_secs_f64()))
     }
 
     /// One meeting; only an interrupt is an error of this.

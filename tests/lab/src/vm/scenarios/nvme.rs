@@ -247,7 +247,7 @@ fn upgraded(fixture: &mut Fixture) -> Result<Row> {
 
 /// What fio has to say of a job.
 fn report(a: &Guest, (name, bytes): (&str, u64), out: &Output) -> Result<Row> {
-    let mut row = row(name, out.ok(), "MB/s");
+    let mut row = Row { unit: "MB/s".into(), ..Row::verdict(name, out.ok()) };
     if !out.ok() {
         eprintln!("fio ended with {:?}:\n{}", out.status, out.text);
         return Ok(row);
@@ -284,17 +284,5 @@ fn step(guest: &mut Guest, name: &str, script: &str) -> Result<Row> {
     if !out.ok() {
         eprintln!("{:?}\n{}", out.status, out.text);
     }
-    Ok(row(name, out.ok(), ""))
-}
-
-fn row(name: &str, ok: bool, unit: &str) -> Row {
-    Row {
-        name: name.into(),
-        ok,
-        value: None,
-        reference: None,
-        ratio: None,
-        unit: unit.into(),
-        target: String::new(),
-    }
+    Ok(Row::verdict(name, out.ok()))
 }

@@ -43,15 +43,8 @@ impl Args {
             let Ran { value, fault } =
                 peers::run(a, b, &devices, program, program.reference_n, None)?;
             report(program.name, "rxe", value, program.unit, fault.as_deref());
-            table.push(Row {
-                name: program.name.into(),
-                ok: fault.is_none(),
-                value,
-                reference: None,
-                ratio: None,
-                unit: program.unit.into(),
-                target: String::new(),
-            });
+            let row = Row::verdict(program.name, fault.is_none());
+            table.push(Row { value, unit: program.unit.into(), ..row });
         }
         rows::print_table(&table, "rxe", "-");
         if let Some(path) = &self.json {

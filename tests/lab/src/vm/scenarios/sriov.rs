@@ -103,15 +103,7 @@ impl Args {
                 Ok(()) => eprintln!("    {name}: ok ({seconds:.1} s)"),
                 Err(error) => eprintln!("    {name}: FAILED\n{error:#}"),
             }
-            table.push(Row {
-                name: (*name).into(),
-                ok: result.is_ok(),
-                value: Some(seconds),
-                reference: None,
-                ratio: None,
-                unit: "s".into(),
-                target: String::new(),
-            });
+            table.push(Row::timed(*name, result.is_ok(), seconds));
         }
         let clean = host.kernel_is_clean()?;
         rows::print_table(&table, "seconds", "-");

@@ -162,15 +162,7 @@ impl Meeting {
                 self.fixture.daemon.log_tail(10)
             ),
         }
-        Ok(Row {
-            name: talk.name.into(),
-            ok: said.is_ok(),
-            value: Some(start.elapsed().as_secs_f64()),
-            reference: None,
-            ratio: None,
-            unit: "s".into(),
-            target: String::new(),
-        })
+        Ok(Row::timed(talk.name, said.is_ok(), start.elapsed().as_secs_f64()))
     }
 
     fn talk(&mut self, talk: &Talk) -> Result<()> {

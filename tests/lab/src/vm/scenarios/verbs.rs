@@ -81,11 +81,11 @@ pub(super) fn part(
     let out = guest.run(&format!("ulimit -l unlimited\n{command}\n"), wait)?;
     let lines = verdicts(&out.text);
     for (line, ok) in &lines {
-        table.push(row(format!("{name}: {line}"), *ok));
+        table.push(Row::verdict(format!("{name}: {line}"), *ok));
     }
     if !out.ok() || lines.is_empty() {
         println!("{name}: {:?}\n{}", out.status, out.text);
-        table.push(row(format!("{name}: end"), false));
+        table.push(Row::verdict(format!("{name}: end"), false));
     }
     Ok(())
 }
@@ -98,18 +98,6 @@ fn verdicts(text: &str) -> Vec<(String, bool)> {
         good.or(bad).map(|name| (name.trim().to_owned(), good.is_some()))
     };
     text.lines().filter_map(verdict).collect()
-}
-
-fn row(name: String, ok: bool) -> Row {
-    Row {
-        name,
-        ok,
-        value: None,
-        reference: None,
-        ratio: None,
-        unit: String::new(),
-        target: String::new(),
-    }
 }
 
 #[cfg(test)]

@@ -156,7 +156,7 @@ impl World {
             let result = step(self);
             exec::check_interrupt()?;
             let seconds = begun.elapsed().as_secs_f64();
-            table.push(row(name, result.is_ok(), Some(seconds)));
+            table.push(Row::timed(*name, result.is_ok(), seconds));
             if let Err(error) = result {
                 eprintln!("    {name}: FAILED\n{error:#}\n{}", self.tails());
                 // The others stand on it.
@@ -165,11 +165,11 @@ impl World {
             eprintln!("    {name}: ok ({seconds:.1} s)");
         }
         for (name, _) in steps.iter().skip(table.len()) {
-            table.push(row(name, false, None));
+            table.push(Row::verdict(*name, false));
         }
         for guest in self.guests.iter_mut().chain(&mut self.lab.guests) {
             let clean = fixture::kernel_is_clean(guest);
-            table.push(row(&format!("kernel of {}", guest.name), clean, None));
+            table.push(Row::verdict(format!("kernel of {}", guest.name), clean));
         }
         Ok(table)
     }
@@ -191,10 +191,4 @@ impl World {
         let guest = self.lab.guests.get_mut(n).context("no such VM")?;
         Ok((self.hosts.get(n).context("no such host")?, guest))
     }
-}
-
-fn row(name: &str, ok: bool, value: Option<f64>) -> Row {
-    let unit = value.map_or("", |_| "s").to_owned();
-    let name = name.to_owned();
-    Row { name, ok, value, reference: None, ratio: None, unit, target: String::new() }
 }

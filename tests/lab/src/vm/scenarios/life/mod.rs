@@ -167,15 +167,7 @@ impl Life {
         if result.is_err() {
             self.recover()?;
         }
-        Ok(Row {
-            name: name.into(),
-            ok: result.is_ok(),
-            value: Some(seconds),
-            reference: None,
-            ratio: None,
-            unit: "s".into(),
-            target: String::new(),
-        })
+        Ok(Row::timed(name, result.is_ok(), seconds))
     }
 
     /// A guest that is reset or killed takes its kernel's log along, so each step looks at it.

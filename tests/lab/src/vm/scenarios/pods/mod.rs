@@ -99,15 +99,7 @@ impl Args {
                     node.clear()?;
                 }
             }
-            table.push(Row {
-                name: (*name).into(),
-                ok: result.is_ok(),
-                value: Some(seconds),
-                reference: None,
-                ratio: None,
-                unit: "s".into(),
-                target: String::new(),
-            });
+            table.push(Row::timed(*name, result.is_ok(), seconds));
         }
         let clean = super::fixture::kernel_is_clean(node.guest()?);
         rows::print_table(&table, "seconds", "-");

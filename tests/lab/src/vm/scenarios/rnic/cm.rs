@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Args, SET_UP, row};
+use super::{Args, SET_UP};
 use crate::rows::Row;
 use crate::vm::guest::{Guest, Output};
 
@@ -61,5 +61,5 @@ fn both(name: &str, client: &Output, server: &Output) -> Row {
     };
     eprintln!("{name}: client {:?}, server {:?}", client.status, server.status);
     eprintln!("{}\n{}", client.text.trim_end(), server.text.trim_end());
-    row(name, client.ok() && server.ok() && told(client) && told(server))
+    Row::verdict(name, client.ok() && server.ok() && told(client) && told(server))
 }

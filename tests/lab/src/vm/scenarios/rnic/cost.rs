@@ -147,7 +147,7 @@ impl Args {
             if self.wanted(cost.name) {
                 let row = cost.row(host, peer).unwrap_or_else(|error| {
                     eprintln!("{}: {error:#}", cost.name);
-                    super::row(cost.name, false)
+                    Row::verdict(cost.name, false)
                 });
                 table.push(row);
             }

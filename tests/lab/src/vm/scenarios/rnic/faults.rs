@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{Args, SET_UP, row};
+use super::{Args, SET_UP};
 use crate::rows::Row;
 use crate::vm::guest::Guest;
 use crate::vm::suite::{self, Program};
@@ -68,7 +68,7 @@ impl Args {
             if !ok {
                 eprintln!("{}", run.text.trim_end());
             }
-            table.push(row(&format!("{PROGRAM}::{test}"), ok));
+            table.push(Row::verdict(format!("{PROGRAM}::{test}"), ok));
         }
         host.must(AFTERWARDS, SET_UP).map(|_| ())
     }

@@ -158,7 +158,7 @@ impl Args {
         }
         for guest in &mut lab.guests {
             let clean = fixture::kernel_is_clean(guest);
-            table.push(row(&format!("kernel of {}", guest.name), clean));
+            table.push(Row::verdict(format!("kernel of {}", guest.name), clean));
         }
         rows::print_table(&table, "rnic:rxe0", "-");
         if let Some(path) = &self.json {
@@ -177,17 +177,5 @@ impl Args {
 
     fn wanted(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only.split(',').any(|part| name.contains(part)))
-    }
-}
-
-fn row(name: &str, ok: bool) -> Row {
-    Row {
-        name: name.to_owned(),
-        ok,
-        value: None,
-        reference: None,
-        ratio: None,
-        unit: String::new(),
-        target: String::new(),
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::{Args, SET_UP, row};
+use super::{Args, SET_UP};
 use crate::cache::Cache;
 use crate::rows::Row;
 use crate::vm::guest::{Guest, Output};
@@ -128,7 +128,7 @@ pub(in crate::vm::scenarios) fn play(
     let ok = client_out.ok() && server_out.ok() && client_out.text.contains(program.expect);
     let value = if ok { program.figure.read(&client_out.text, seconds).ok() } else { None };
     report(name, ok, (&client_out, &server_out), &said);
-    let row = Row { value, unit: program.unit.into(), ..row(name, ok && value.is_some()) };
+    let row = Row { value, unit: program.unit.into(), ..Row::verdict(name, ok && value.is_some()) };
     Ok((row, said))
 }
 
@@ -158,7 +158,7 @@ impl Args {
         inner.wait_ready_for(nested::BOOT)?;
         self.rows(&mut inner, peer, table)?;
         let clean = super::fixture::kernel_is_clean(&mut inner);
-        table.push(row("kernel of the inner guest", clean));
+        table.push(Row::verdict("kernel of the inner guest", clean));
         Ok(())
     }
 
@@ -171,7 +171,10 @@ impl Args {
         if self.wanted("nested: ibv_devinfo") {
             let out = ours.guest.run("ibv_devinfo -v", CLIENT)?;
             eprintln!("{}", out.text);
-            table.push(row("nested: ibv_devinfo", out.ok() && out.text.contains("PORT_ACTIVE")));
+            table.push(Row::verdict(
+                "nested: ibv_devinfo",
+                out.ok() && out.text.contains("PORT_ACTIVE"),
+            ));
         }
         let meet_at = [&ours, &theirs].map(|end| end.ip.clone());
         let chosen = CHOSEN.iter().map(|chosen| (chosen, meet_at.clone()));

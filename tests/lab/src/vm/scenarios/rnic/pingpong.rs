@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Args, OURS, SET_UP, row};
+use super::{Args, OURS, SET_UP};
 use crate::rows::Row;
 use crate::vm::guest::{Guest, Output};
 
@@ -62,5 +62,5 @@ fn both(name: &str, client: &Output, server: &Output) -> Row {
     let ok = client.ok() && server.ok() && client.text.contains("usec/iter");
     eprintln!("{name}: client {:?}, server {:?}", client.status, server.status);
     eprintln!("{}\n{}", client.text.trim_end(), server.text.trim_end());
-    row(name, ok)
+    Row::verdict(name, ok)
 }

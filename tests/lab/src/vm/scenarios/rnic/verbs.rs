@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::row;
 use crate::rows::Row;
 
 /// Commands that an RNIC cannot be asked for (docs/RNIC.md, 3): the answer is NOTSUPP.
@@ -346,6 +345,6 @@ fn counted(name: &str, tests: usize, good: impl Fn(usize) -> bool) -> Row {
         value: Some(tests as f64),
         unit: "tests".to_owned(),
         target: ">0".to_owned(),
-        ..row(name, good(tests))
+        ..Row::verdict(name, good(tests))
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Args, OURS, SET_UP, row};
+use super::{Args, OURS, SET_UP};
 use crate::rows::Row;
 use crate::vm::guest::{Guest, Output};
 
@@ -53,7 +53,7 @@ fn judge(name: &str, (client, server): &(Output, Output), expect: &str) -> Row {
     let ok = client.ok() && server.ok() && client.text.contains(expect);
     eprintln!("{name}: client {:?}, server {:?}", client.status, server.status);
     eprintln!("{}\n{}", client.text.trim_end(), server.text.trim_end());
-    row(name, ok)
+    Row::verdict(name, ok)
 }
 
 /// A virtual guest's program.

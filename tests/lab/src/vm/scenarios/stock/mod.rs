@@ -89,11 +89,6 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs env XDG_R
   VHOST_RDMA_LIBRARIES=/tmp/libraries /tmp/vhost-rdma run --nics 2 -- sh /tmp/pingpong
 ";
 
-fn row(name: String, ok: bool) -> Row {
-    let (unit, target) = (String::new(), String::new());
-    Row { name, ok, value: None, reference: None, ratio: None, unit, target }
-}
-
 /// The programs of tests, and the daemon.
 fn programs(cache: &Cache) -> Result<(Vec<Program>, PathBuf)> {
     let (mut tests, mut daemon) = (Vec::new(), None);
@@ -178,7 +173,7 @@ impl Args {
             if self.wanted(&name) {
                 let guest = lab.pair()?.0;
                 copy_tree(&libraries, &guest.share().join("libraries"))?;
-                table.push(row(name, by_run(guest)?));
+                table.push(Row::verdict(name, by_run(guest)?));
             }
             let suites = Suites { prelude: &prelude, known: &[], of: &of };
             let wanted = |test: &str| is_of_the_host(test) && self.wanted(&format!("{of}{test}"));
@@ -198,7 +193,7 @@ impl Args {
 fn kernels(lab: &mut Lab, of: &str, table: &mut Vec<Row>) {
     for guest in &mut lab.guests {
         let clean = kernel_is_clean(guest);
-        table.push(row(format!("{of}kernel of {}", guest.name), clean));
+        table.push(Row::verdict(format!("{of}kernel of {}", guest.name), clean));
     }
 }
 

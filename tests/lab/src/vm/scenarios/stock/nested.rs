@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::{Args, row};
+use super::Args;
 use crate::rows::Row;
 use crate::vm::guest::Guest;
 use crate::vm::nested::{self, Inner};
@@ -84,7 +84,7 @@ impl Args {
             if !walls.ok() {
                 eprintln!("{}", walls.text.trim_end());
             }
-            table.push(row(format!("{of}two VMs: sandbox"), walls.ok()));
+            table.push(Row::verdict(format!("{of}two VMs: sandbox"), walls.ok()));
         }
         if let [a, b] = guests.as_mut_slice() {
             self.programs_between((a, b), of, table)?;
@@ -92,7 +92,7 @@ impl Args {
         eprintln!("{}", cli(host, "nic list")?);
         for guest in &mut guests {
             let clean = kernel_is_clean(guest);
-            table.push(row(format!("{of}two VMs: kernel of {}", guest.name), clean));
+            table.push(Row::verdict(format!("{of}two VMs: kernel of {}", guest.name), clean));
         }
         Ok(())
     }
