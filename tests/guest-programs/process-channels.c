@@ -34,7 +34,9 @@ enum { WAIT_S = 20, PORT = 7000 };
 struct sleeper {
 	struct ibv_comp_channel *channel;
 	pthread_t thread;
+	atomic_int tid;
 	atomic_bool inside;
+	int error;
 };
 
 /* One end of a connection: its channel, and the thread that waits in it. */
@@ -44,11 +46,32 @@ struct end {
 	pthread_t thread;
 	sem_t established;
 	sem_t gone;
+	atomic_int tid;
 	atomic_bool inside;
 	int error;
 };
 
 static atomic_int errors;
+
+/* A thread that is in a call sleeps there: only then does the call outlive what it was given. */
+static void wait_asleep(const atomic_bool *inside, const atomic_int *tid)
+{
+	char path[64], state = 0;
+
+	while (!*inside)
+		sched_yield();
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)*tid);
+	for (int tries = 0; state != 'S' && tries < WAIT_S * 10000; tries++) {
+		FILE *stat = fopen(path, "r");
+
+		if (!stat || fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+			state = 0;
+		if (stat)
+			fclose(stat);
+		if (state != 'S')
+			usleep(100);
+	}
+}
 
 static void die(const char *what)
 {
@@ -116,6 +139,7 @@ static void *watch(void *of)
 	struct rdma_event_channel *channel = end->channel;
 	struct rdma_cm_event *event;
 
+	end->tid = gettid();
 	for (;;) {
 		end->inside = true;
 		if (rdma_get_cm_event(channel, &event))
@@ -150,12 +174,10 @@ static void destroy(struct rdma_cm_id *id)
 		die("rdma_destroy_id");
 }
 
-/* A thread between two calls would use what is not its own any more, here as with the kernel. */
 static void end_channel(struct end *end)
 {
 	destroy(end->id);
-	while (!end->inside)
-		sched_yield();
+	wait_asleep(&end->inside, &end->tid);
 	rdma_destroy_event_channel(end->channel);
 }
 
@@ -165,13 +187,14 @@ static void *sleep_in(void *of)
 	struct ibv_cq *cq;
 	void *context;
 
+	sleeper->tid = gettid();
 	sleeper->inside = true;
 	(void)ibv_get_cq_event(sleeper->channel, &cq, &context);
+	sleeper->error = errno;
 	errors++;
 	return NULL;
 }
 
-/* It reads the channel's descriptor once: this gives it time to be asleep by then. */
 static void end_completions(struct sleeper *sleeper, struct ibv_context *context)
 {
 	sleeper->channel = ibv_create_comp_channel(context);
@@ -179,9 +202,7 @@ static void end_completions(struct sleeper *sleeper, struct ibv_context *context
 		die("ibv_create_comp_channel");
 	if (pthread_create(&sleeper->thread, NULL, sleep_in, sleeper))
 		die("pthread_create");
-	while (!sleeper->inside)
-		sched_yield();
-	usleep(1000);
+	wait_asleep(&sleeper->inside, &sleeper->tid);
 	if (ibv_destroy_comp_channel(sleeper->channel))
 		die("ibv_destroy_comp_channel");
 }
@@ -221,6 +242,12 @@ static int descriptors(void)
 	return count;
 }
 
+static void report(const char *call, int error)
+{
+	if (error)
+		fprintf(stderr, "process-channels: %s: %s\n", call, strerror(error));
+}
+
 static void cancel(struct end *ends, struct sleeper *sleeper)
 {
 	pthread_t threads[] = { ends[0].thread, ends[1].thread, sleeper->thread };
@@ -235,7 +262,7 @@ int main(int argc, char **argv)
 {
 	struct sockaddr_in at[2] = { { .sin_family = AF_INET, .sin_port = htons(PORT) },
 				     { .sin_family = AF_INET } };
-	int rounds = argc == 4 ? atoi(argv[3]) : 0, before, after, bad = 0;
+	int rounds = argc == 4 ? atoi(argv[3]) : 0, before, after;
 	struct sleeper *sleepers;
 	struct end *ends;
 
@@ -256,17 +283,16 @@ int main(int argc, char **argv)
 		round_trip(&ends[2 * i], &sleepers[i], at);
 	usleep(200000);
 	for (int i = 1; i <= rounds; i++) {
-		for (int n = 2 * i; n < 2 * i + 2; n++)
-			bad = ends[n].error ? ends[n].error : bad;
+		report("rdma_get_cm_event", ends[2 * i].error);
+		report("rdma_get_cm_event", ends[2 * i + 1].error);
+		report("ibv_get_cq_event", sleepers[i].error);
 		cancel(&ends[2 * i], &sleepers[i]);
 	}
 	/* The next that comes finds that nobody sleeps in those any more, and is left itself. */
 	round_trip(ends, sleepers, at);
 	cancel(ends, sleepers);
 	after = descriptors();
-	printf("%d rounds, %d threads came back, %d descriptors left\n", rounds, (int)errors,
-	       after - before);
-	if (errors)
-		fprintf(stderr, "process-channels: of rdma_get_cm_event: %s\n", strerror(bad));
+	fprintf(stderr, "%d rounds, %d threads came back, %d descriptors left\n", rounds,
+		(int)errors, after - before);
 	return errors || after != before;
 }
