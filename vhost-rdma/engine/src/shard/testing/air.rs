@@ -22,6 +22,8 @@ pub fn pair(seeds: [u64; 2], air: &Air) -> [Shard; 2] {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     pub lost: u32,
+    /// Requests alone are lost, and no answers.
+    pub requests_alone: bool,
     pub repeated: u32,
     /// The longest that one is under way, in nanoseconds. Who is overtaken is reordered.
     pub delay: u32,
@@ -112,7 +114,8 @@ impl Air {
             self.asked += 1;
             self.ahead += u64::from(ask.is_ahead());
         }
-        if self.happens(self.faults.lost) {
+        let may_be_lost = !self.faults.requests_alone || matches!(parcel, Parcel::Ask(_));
+        if may_be_lost && self.happens(self.faults.lost) {
             self.lost += 1;
             // What it took of the window is not under way any more.
             let returns = match &parcel {

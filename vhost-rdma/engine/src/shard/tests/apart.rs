@@ -14,7 +14,8 @@ use crate::shard::{Command, JobKind, Random as _, Status};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 const SECOND: u64 = 1_000_000_000;
-pub(super) const BAD: Faults = Faults { lost: 5, repeated: 10, delay: 300_000, lag: 0, mtu: None };
+pub(super) const BAD: Faults =
+    Faults { lost: 5, requests_alone: false, repeated: 10, delay: 300_000, lag: 0, mtu: None };
 
 pub(super) fn apart(air: Air) -> (World, Guest, Guest) {
     let mut world = World::beside(air);
@@ -64,9 +65,12 @@ fn every_request_crosses_with_its_data() {
 
 /// Queue pairs that try again as often as they can.
 pub(super) fn patient_pair(world: &mut World, a: &mut Guest, b: &mut Guest) -> (Qp, Qp) {
+    pair_with(world, (a, b), abi::QpAttr { retry_cnt: 7, ..rts_attr(qpt::RC) })
+}
+
+fn pair_with(world: &mut World, (a, b): (&mut Guest, &mut Guest), rts: abi::QpAttr) -> (Qp, Qp) {
     let (qa, qb) = (world.qp(a, qpt::RC, 16, None), world.qp(b, qpt::RC, 16, None));
     for (guest, qp, peer) in [(&*a, &qa, (qb.qpn, b.gid)), (&*b, &qb, (qa.qpn, a.gid))] {
-        let rts = abi::QpAttr { retry_cnt: 7, ..rts_attr(qpt::RC) };
         for attr in [init_attr(qpt::RC), rtr_attr(qpt::RC, peer), rts] {
             world.modify(guest, qp, attr).unwrap();
         }
@@ -159,6 +163,26 @@ fn another_process_goes_on_in_the_middle_of_it() {
     for seed in 0..12 {
         once_and_in_order(100 + seed, Meanwhile::HandOver);
     }
+}
+
+/// A receiver that is not ready has answered, so tries without an answer count in a row: who waits
+/// for ever (rnr_retry 7) waits also where many of its requests are lost.
+#[test]
+fn who_waits_for_ever_outlives_losses() {
+    let faults = Faults { lost: 30, requests_alone: true, ..Faults::default() };
+    let (mut world, mut a, mut b) = apart(Air::new(faults, 5));
+    let rts = abi::QpAttr { retry_cnt: 7, rnr_retry: 7, ..rts_attr(qpt::RC) };
+    let (mut qa, mut qb) = pair_with(&mut world, (&mut a, &mut b), rts);
+    let (from, bytes) = a.pattern(64, 9);
+    let to = b.alloc(64);
+    a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[a.sge(from, 64)]);
+    world.advance(100 * SECOND);
+    assert!(world.beside.as_ref().is_some_and(|(_, air)| air.lost > 30));
+    assert!(a.statuses(&mut qa.cq).is_empty(), "it waits");
+    b.post_receive(&mut qb, 7, &[b.sge(to, 64)]);
+    world.advance(20 * SECOND);
+    assert_eq!((a.statuses(&mut qa.cq), b.statuses(&mut qb.cq)), (vec![(1, 0)], vec![(7, 0)]));
+    assert!(b.read(to, 64) == bytes);
 }
 
 /// Whoever is given a request again while the first is under way, and a NIC that stands still when

@@ -72,7 +72,7 @@ mod over_the_air {
     mod rules;
     mod wrap;
 
-    const FAULTS: Faults = Faults { lost: 0, repeated: 10, delay: 300_000, lag: 0, mtu: None };
+    const FAULTS: Faults = Faults { lost: 0, ..super::apart::BAD };
 
     fn world() -> World {
         World::over(Air::new(FAULTS, 11))

@@ -49,6 +49,9 @@ impl<N: Nics> Execution<'_, N> {
             }
             Outcome::NotReady(code) => {
                 nic.counters.rnr_naks_received += 1;
+                // Tries without an answer are counted in a row, and this is an answer: who waits
+                // for ever may be lost a request now and then.
+                send.retries_left = turn.retries.1;
                 let forever =
                     nic.qps.get(&turn.qpn).is_some_and(|qp| qp.attrs.rnr_retry() == RNR_FOREVER);
                 if !forever {

@@ -3,9 +3,10 @@
 //! windows, fill shared queues, post every kind of request with right and wrong keys, let time
 //! pass, reset a NIC. In half of the sequences a NIC is parked as soon as it has nothing to do; in
 //! half of them each guest has a shard of its own, and in some a wire between the shards repeats
-//! what it carries and lets some overtake others. It loses nothing, since what was lost comes after
-//! a time, and the model has none; and it cuts nothing, since the model moves a message whole or
-//! not at all. `shard/tests/apart` does both.
+//! what it carries, lets some overtake others, and loses requests. It loses no answers: a refusal
+//! is said once, and a read that is asked for again finds newer bytes, as the wire's affair that
+//! the model does not know. And it cuts nothing, since the model moves a message whole or not at
+//! all. `shard/tests/apart` does both.
 //! After each step completions, events, states, statuses of commands and every byte of both guests'
 //! memory must be those of the model.
 //!
@@ -61,14 +62,30 @@ proptest! {
         seed in any::<u64>(),
         ops in prop::collection::vec(prop_oneof![op(), busy()], 1..100),
     ) {
-        let shares = |op: &Op| matches!(op, Op::CreateShared { .. });
-        let ops: Vec<Op> = ops.into_iter().filter(|op| !shares(op)).collect();
-        run_all((false, Some(Air::new(BAD, seed))), (&furnished(false), &ops));
+        run_all((false, Some(Air::new(BAD, seed))), (&furnished(false), &unshared(ops)));
+    }
+
+    /// The same over one that loses requests too.
+    #[test]
+    fn so_it_does_over_a_wire_that_loses(
+        seed in any::<u64>(),
+        ops in prop::collection::vec(prop_oneof![op(), busy()], 1..100),
+    ) {
+        run_all((false, Some(Air::new(LOSES, seed))), (&furnished(false), &unshared(ops)));
     }
 }
 
 /// Some hundreds of parcels one after the other take less time than any timer has.
-const BAD: Faults = Faults { lost: 0, repeated: 20, delay: 10_000, lag: 1000, mtu: None };
+const BAD: Faults =
+    Faults { lost: 0, requests_alone: true, repeated: 20, delay: 10_000, lag: 1000, mtu: None };
+/// What is lost is asked for again after a time, in which nobody waits any longer: steps whose
+/// requests are lost are few enough that others find who waits.
+const LOSES: Faults = Faults { lost: 4, ..BAD };
+
+fn unshared(mut ops: Vec<Op>) -> Vec<Op> {
+    ops.retain(|op| !matches!(op, Op::CreateShared { .. }));
+    ops
+}
 
 fn run_all((parks, air): (bool, Option<Air>), (begin, ops): (&[Op], &[Op])) -> run::Met {
     let mut run = run::Run::new(air);
@@ -88,7 +105,7 @@ fn pieces_are_under_way_in_the_runs() {
     let mut runner = TestRunner::deterministic();
     let steps = prop::collection::vec(busy(), 50..100);
     let mut met = run::Met::default();
-    for _ in 0..60 {
+    for _ in 0..ENOUGH {
         let ops = steps.new_tree(&mut runner).unwrap().current();
         let more = run_all((false, Some(Air::still())), (&furnished(false), &ops));
         met.all += more.all;
@@ -98,17 +115,23 @@ fn pieces_are_under_way_in_the_runs() {
     assert!(met.all > 100 && met.moved > 20 && met.saved > 20, "{met:?}");
 }
 
-/// The bad wire does what it is said to.
+/// How many sequences show what happens in all of them.
+const ENOUGH: u64 = 60;
+
+/// The bad wires do what they are said to.
 #[test]
-fn the_wire_of_the_runs_repeats_and_reorders() {
+fn the_wires_of_the_runs_lose_repeat_and_reorder() {
     let mut runner = TestRunner::deterministic();
     let steps = prop::collection::vec(busy(), 50..100);
-    let (mut repeated, mut reordered) = (0, 0);
-    for seed in 0..20 {
+    let (mut repeated, mut reordered, mut lost) = (0, 0, 0);
+    for seed in 0..4 * ENOUGH {
         let ops = steps.new_tree(&mut runner).unwrap().current();
-        let more = run_all((false, Some(Air::new(BAD, seed))), (&furnished(false), &ops));
+        let faults = if seed % 2 == 0 { BAD } else { LOSES };
+        let more = run_all((false, Some(Air::new(faults, seed))), (&furnished(false), &ops));
         repeated += more.repeated;
         reordered += more.reordered;
+        lost += more.lost;
     }
-    assert!(repeated > 50 && reordered > 50, "{repeated} {reordered}");
+    let all = [repeated, reordered, lost];
+    assert!(all.iter().all(|&seen| seen > 50), "repeated, reordered, lost: {all:?}");
 }

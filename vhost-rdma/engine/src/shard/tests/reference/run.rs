@@ -16,6 +16,12 @@ use crate::shard::{Command, Reply, Status, control_offset};
 
 /// Entries of each queue; one less is used.
 pub(super) const DEPTH: u32 = 16;
+/// After how long a lost request is asked for again (`soft/mirror.rs`, `PATIENCE`), in nanoseconds,
+/// and how often in a row: in less time than a receiver that is not ready is waited for.
+const RETRY: u64 = 510_000_000;
+const RETRIES: u32 = 4;
+/// Each after 492 ms.
+const RNR_RETRIES: u8 = 6;
 /// Rights that regions are registered with.
 const RIGHTS: [u32; 6] = [
     access::LOCAL_WRITE
@@ -84,9 +90,10 @@ enum Change {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Met {
     pub(super) all: u64,
-    /// What the wire repeated, and what it let be overtaken.
+    /// What the wire repeated, what it let be overtaken, and what it lost.
     pub(super) repeated: u64,
     pub(super) reordered: u64,
+    pub(super) lost: u64,
     pub(super) moved: usize,
     pub(super) saved: usize,
 }
@@ -185,11 +192,7 @@ impl Run {
             }
             Op::ReceiveShared { side, into, len } => self.receive_shared(side.into(), into, len),
             Op::ResizeCq { side, line } => self.resize(side.into(), line.into()),
-            Op::TimePasses => {
-                self.part_those_who_wait_for_each_other();
-                self.world.advance(10_000_000_000);
-                self.model.time_passes();
-            }
+            Op::TimePasses => self.time_passes(),
             // With the next step, whose work is begun then.
             Op::HandOver => {
                 self.meanwhile.push((Change::HandOver, (self.next % 6) as u8));
@@ -244,11 +247,44 @@ impl Run {
         }
         let Some((_, air)) = &self.world.beside else { return self.met };
         let (all, repeated, reordered) = (air.ahead, air.repeated, air.reordered);
-        Met { all, repeated, reordered, ..self.met }
+        Met { all, repeated, reordered, lost: air.lost, ..self.met }
+    }
+
+    fn time_passes(&mut self) {
+        self.part_those_who_wait_for_each_other();
+        self.world.advance(10_000_000_000);
+        self.model.time_passes();
+    }
+
+    fn lost(&self) -> u64 {
+        self.world.beside.as_ref().map_or(0, |(_, air)| air.lost)
+    }
+
+    /// What was lost in this step comes again, before any other timer's time. Then all the others'
+    /// is over as well, or it would add up; and what was lost meanwhile, of who waits for ever,
+    /// comes again.
+    fn make_up_for_losses(&mut self) {
+        if self.met.lost == self.lost() {
+            return;
+        }
+        self.lost_comes_again();
+        self.time_passes();
+        self.lost_comes_again();
+    }
+
+    fn lost_comes_again(&mut self) {
+        for _ in 0..RETRIES {
+            if self.met.lost == self.lost() {
+                break;
+            }
+            self.met.lost = self.lost();
+            self.world.advance(RETRY);
+        }
     }
 
     fn compare(&mut self, op: &Op) {
         self.world.settle_all();
+        self.make_up_for_losses();
         for (number, side) in self.sides.iter_mut().enumerate() {
             let guest = &mut self.model.guests[number];
             let memory = side.guest.read(side.base, guest.memory.len());
@@ -356,7 +392,8 @@ impl Run {
         // 492 ms: what a wire takes adds up, and is to be no timer's time (IBTA table 45).
         rtr.min_rnr_timer = 31;
         let mut rts = rts_attr(qpt::RC);
-        rts.rnr_retry = if model::is_patient(side, line) { 7 } else { 3 };
+        rts.retry_cnt = 7;
+        rts.rnr_retry = if model::is_patient(side, line) { 7 } else { RNR_RETRIES };
         for attr in [init_attr(qpt::RC), rtr, rts] {
             self.world.modify(guest, &end.qp, attr).unwrap();
         }
