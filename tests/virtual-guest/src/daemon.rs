@@ -123,6 +123,14 @@ pub fn binary() -> PathBuf {
     made.clone().unwrap_or_else(|e| panic!("the daemon can not be built: {e}"))
 }
 
+/// Copies a program, by another process. A child of another thread's, which is just being started,
+/// has a copy of each descriptor of ours: while it has one that the file is written to, nobody can
+/// execute it (execve(2), ETXTBSY).
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args([from, to]).status().expect("cp (coreutils)");
+    assert!(copied.success(), "{} cannot be copied to {}", from.display(), to.display());
+}
+
 impl Daemon {
     /// Starts a daemon and waits until its admin socket answers.
     pub fn spawn(options: &DaemonOptions) -> Self {
@@ -144,7 +152,7 @@ impl Daemon {
         command.args(["--pdeathsig", "KILL"]);
         if options.installed {
             let program = dir.path().join(PROGRAM);
-            std::fs::copy(&binary, &program).expect("a copy of the program");
+            copy_program(&binary, &program);
             command.arg(program);
         } else {
             command.arg(&binary);
@@ -181,8 +189,9 @@ impl Daemon {
     /// Installs another program in the place of the one that runs, as a package does.
     pub fn install(&self, program: &[u8]) {
         use std::os::unix::fs::PermissionsExt as _;
-        let new = self.dir.path().join("new");
-        std::fs::write(&new, program).expect("room for a program");
+        let [bytes, new] = ["bytes", "new"].map(|name| self.dir.path().join(name));
+        std::fs::write(&bytes, program).expect("room for a program");
+        copy_program(&bytes, &new);
         let mode = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(&new, mode).expect("it is ours");
         std::fs::rename(&new, self.dir.path().join(PROGRAM)).expect("it takes the old one's place");

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use virtual_guest::daemon::binary;
+use virtual_guest::daemon::{binary, copy_program};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::world::{Node, Watchdog};
 
@@ -37,7 +37,7 @@ impl Systemd {
         let dir = tempfile::Builder::new().prefix("vrdma-").tempdir().expect("a directory");
         let units = dir.path().join("units");
         std::fs::create_dir(&units).expect("it is ours");
-        std::fs::copy(binary(), dir.path().join("vhost-rdma")).expect("a copy of the program");
+        copy_program(&binary(), &dir.path().join("vhost-rdma"));
         std::fs::write(dir.path().join("config.toml"), "").expect("it is ours");
         // Its own slice: another run's unit is another cgroup.
         let slice = format!("vrdmatest{}.slice", std::process::id());
