@@ -37,6 +37,9 @@ type Replace = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
 /// How the filter of the log that was started is replaced.
 static REPLACE: OnceLock<Replace> = OnceLock::new();
 
+/// Bytes of a filter, at most: each process is told of it in one message.
+const FILTER_MAX: usize = 4096;
+
 /// A filter that was understood.
 #[derive(Debug)]
 pub struct Filter(EnvFilter);
@@ -45,7 +48,7 @@ impl Filter {
     /// What the environment says, else `configured`, else the default.
     ///
     /// # Errors
-    /// It cannot be understood.
+    /// It cannot be understood, or is too long.
     pub fn new(configured: Option<&str>) -> Result<Self, String> {
         let environment = std::env::var(FILTER_ENV).ok().filter(|text| !text.is_empty());
         let (from, text) = match (&environment, configured) {
@@ -53,6 +56,10 @@ impl Filter {
             (None, Some(text)) => ("log", text),
             (None, None) => ("log", DEFAULT),
         };
+        if text.len() > FILTER_MAX {
+            let len = text.len();
+            return Err(format!("{from}: a log filter of {len} bytes; {FILTER_MAX} are the most"));
+        }
         EnvFilter::try_new(text)
             .map(Self)
             .map_err(|error| format!("{from}={text:?} is not a log filter: {error}"))
@@ -139,7 +146,15 @@ pub fn start(format: LogFormat, network: Option<&str>) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::Lines;
+    use super::{FILTER_MAX, Filter, Lines};
+
+    #[test]
+    fn a_filter_has_a_longest() {
+        let of = |len| format!("{:>len$}", "info").replace(' ', "a");
+        assert!(Filter::new(Some(&of(FILTER_MAX))).is_ok());
+        let refused = Filter::new(Some(&of(FILTER_MAX + 1))).unwrap_err();
+        assert!(refused.contains("log: a log filter of 4097 bytes"), "{refused}");
+    }
 
     #[test]
     fn each_line_says_its_network() {
