@@ -103,8 +103,14 @@ impl Args {
 
     fn chosen(&self) -> impl Iterator<Item = &'static Program> + '_ {
         let contended = if self.options.cpus > 1 { CONTENDED } else { &[] };
-        let all = PROGRAMS.iter().chain(contended);
-        all.filter(|program| self.options.chosen(program.name))
+        let wanted = |program: &&'static Program| self.options.chosen(program.name);
+        self.of_both().chain(contended.iter().filter(wanted))
+    }
+
+    /// Those that rxe runs as well, before all others. Its atomics are atomic towards its own QPs
+    /// alone: it says IBV_ATOMIC_HCA (rxe_param.h).
+    fn of_both(&self) -> impl Iterator<Item = &'static Program> + '_ {
+        PROGRAMS.iter().filter(|program| self.options.chosen(program.name))
     }
 
     fn compare(&self, a: &mut Guest, b: &mut Guest, daemon: &Daemon) -> Result<Vec<Line>> {
@@ -114,7 +120,7 @@ impl Args {
         let mut reference = Vec::new();
         if !self.no_reference {
             let devices = peers::attach_rxe(a, b)?;
-            for program in self.chosen() {
+            for program in self.of_both() {
                 let ran = peers::run(a, b, &devices, program, program.reference_n, None)?;
                 report(program.name, "rxe", ran.value, program.unit, ran.fault.as_deref());
                 reference.push(ran);
