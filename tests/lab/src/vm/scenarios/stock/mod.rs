@@ -6,6 +6,8 @@
 //!   processes of networks: what depends on the host's kernel and cgroups
 //! - `RELEASE: a program, by run`: a pingpong of the release's own programs, as nobody: what the
 //!   README tries first
+//! - `RELEASE: a program, beside a kernel's device`: the same libraries with rdma_rxe beside our
+//!   NICs; see `beside`
 //! - `RELEASE: two VMs: PROGRAM`: with `--nested`, and then alone: two VMs in the VM, RDMA between
 //!   them; see `nested`
 //!
@@ -13,6 +15,7 @@
 //! for the same reason the cluster is not started inside. The machine that runs the lab chooses the
 //! version of cgroups there: `tests/lab/src/k8s/cgroups.rs` takes both.
 
+mod beside;
 mod nested;
 
 use std::path::PathBuf;
@@ -169,11 +172,15 @@ impl Args {
             let image = lab.image(debian)?;
             lab.boot(&Plan { image, cpus: 1, nics: vec![Nic::None, Nic::None] })?;
             lab.deliver(&products)?;
-            let name = format!("{of}a program, by run");
-            if self.wanted(&name) {
-                let guest = lab.pair()?.0;
-                copy_tree(&libraries, &guest.share().join("libraries"))?;
-                table.push(Row::verdict(name, by_run(guest)?));
+            let guest = lab.pair()?.0;
+            copy_tree(&libraries, &guest.share().join("libraries"))?;
+            let by_run: [(&str, &str); 2] =
+                [("a program, by run", BY_RUN), (beside::NAME, beside::SCRIPT)];
+            for (name, script) in by_run {
+                let name = format!("{of}{name}");
+                if self.wanted(&name) {
+                    table.push(Row::verdict(name, holds(guest, script)?));
+                }
             }
             let suites = Suites { prelude: &prelude, known: &[], of: &of };
             let wanted = |test: &str| is_of_the_host(test) && self.wanted(&format!("{of}{test}"));
@@ -197,8 +204,8 @@ fn kernels(lab: &mut Lab, of: &str, table: &mut Vec<Row>) {
     }
 }
 
-fn by_run(guest: &mut Guest) -> Result<bool> {
-    let out = guest.run(BY_RUN, PROGRAM_END)?;
+fn holds(guest: &mut Guest, script: &str) -> Result<bool> {
+    let out = guest.run(script, PROGRAM_END)?;
     if !out.ok() {
         eprintln!("{}", out.text.trim_end());
     }
