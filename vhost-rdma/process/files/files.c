@@ -4,11 +4,13 @@
  * linked.
  *
  * Some programs do not take libibverbs' word: UCX opens a device only if /dev/infiniband/NAME is a
- * character device that it may read and write (uct_ib_device_is_accessible), and it and NCCL read
- * the types of addresses in /sys/class/infiniband/NAME/ports/1. Those are files of a kernel's
- * driver, and nobody may mount anything there without privilege. So where such a file is missing,
- * and only there, a call that asked for it by its path finds what the file would say; the device
- * node is /dev/null, which may be opened and does nothing.
+ * character device that it may read and write (uct_ib_device_is_accessible), it and NCCL read the
+ * types of addresses in /sys/class/infiniband/NAME/ports/1, and Mooncake passes over a device whose
+ * place in the machine it is not told (/sys/class/infiniband/NAME/../.., realpath(3)). Those are
+ * files of a kernel's driver, and nobody may mount anything there without privilege. So where such
+ * a file is missing, and only there, a call that asked for it by its path finds what the file would
+ * say; the device node is /dev/null, which may be opened and does nothing. The place is that of a
+ * device without hardware: /sys/devices/virtual/infiniband/NAME, as the kernel has it for rxe.
  *
  * Paths of directories, and calls relative to a directory's descriptor, find what there is:
  * nothing.
@@ -18,8 +20,10 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -28,6 +32,8 @@
 #define EXPORT __attribute__((visibility("default")))
 #define NODE "/dev/infiniband/vhost_rdma"
 #define CLASS "/sys/class/infiniband/vhost_rdma"
+/* Where the directory of the class is a link to. */
+#define PLACE "/sys/devices/virtual/infiniband/vhost_rdma"
 #define NODES_STAND_IN "/dev/null"
 
 /* What comes after a name and its number, or NULL. */
@@ -69,6 +75,8 @@ static const char *text_of(const char *path)
 	const char *rest = after(path, CLASS);
 	size_t i;
 
+	if (!rest)
+		rest = after(path, PLACE);
 	for (i = 0; rest && i < sizeof(files) / sizeof(*files); i++) {
 		if (!strcmp(rest, files[i].name))
 			return files[i].text;
@@ -267,3 +275,59 @@ STAT(stat64, stat64)
 
 XSTAT(__xstat, stat)
 XSTAT(__xstat64, stat64)
+
+/* Where a path leads that begins at a device: by its text, since nothing is there. */
+static char *place_of(const char *path)
+{
+	const char *rest = after(path, CLASS), *end;
+	char place[PATH_MAX];
+	size_t len;
+
+	if (!rest || (*rest && *rest != '/') || strlen(path) >= sizeof(place) / 2) {
+		errno = ENOENT;
+		return NULL;
+	}
+	len = (size_t)(rest - path) - strlen(CLASS) + strlen(PLACE);
+	snprintf(place, len + 1, PLACE "%s", path + strlen(CLASS));
+	for (; *rest; rest = end) {
+		rest += strspn(rest, "/");
+		end = rest + strcspn(rest, "/");
+		if (end - rest == 2 && !strncmp(rest, "..", 2)) {
+			while (len && place[--len] != '/')
+				;
+		} else if (end > rest && strncmp(rest, ".", (size_t)(end - rest))) {
+			place[len++] = '/';
+			memcpy(place + len, rest, (size_t)(end - rest));
+			len += (size_t)(end - rest);
+		}
+		place[len] = '\0';
+	}
+	rest = after(place, PLACE);
+	if (!rest)
+		return canonicalize_file_name(len ? place : "/");
+	if (!*rest || text_of(place))
+		return strdup(place);
+	errno = ENOENT;
+	return NULL;
+}
+
+EXPORT char *realpath(const char *path, char *resolved)
+{
+	char *found = canonicalize_file_name(path);
+
+	if (!found && path && is_missing())
+		found = place_of(path);
+	if (!found || !resolved)
+		return found;
+	strcpy(resolved, found);
+	free(found);
+	return resolved;
+}
+
+/* Of programs that were built with _FORTIFY_SOURCE. */
+EXPORT char *__realpath_chk(const char *path, char *resolved, size_t len)
+{
+	if (len < PATH_MAX)
+		abort();
+	return realpath(path, resolved);
+}

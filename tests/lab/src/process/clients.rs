@@ -28,16 +28,35 @@ grep -q '^ok $LAST' /tmp/mpi || { tail -n 30 /tmp/mpi >&2; exit 1; }
 
 /// Connections by rdma_cm. The ends agree over TCP under the device's own address, and `-c`
 /// compares what arrived.
+///
+/// Each end says "fin" last, waits for the other's, and goes. The other's rxm may hear of that end
+/// before it has looked at its completions, and closes the connection with "fin" in it; then its
+/// program waits for ever. That is libfabric's race (rxm_conn.c, rxm_process_shutdown(); pull
+/// request 5228 of ofiwg/libfabric), found where processors are scarce: one time in ten beside a
+/// compiler. All messages had arrived by then, and both meet once more.
 const LIBFABRIC: &str = r#"address=$(ibv_devinfo -v -d vhost_rdma0 |
   sed -n 's/.*::ffff:\([0-9.]*\),.*/\1/p')
 ip address add $address/32 dev lo
-timeout 60 fi_pingpong $KIND -c -I 100 -S 65536 > /tmp/server 2>&1 & server=$!
-for i in 1 2 3 4 5 6 7 8 9 10; do
-  sleep 0.3; grep -qi ':B9E8 [0-9A-F:]* 0A ' /proc/net/tcp* && break
+export FI_LOG_LEVEL=info FI_LOG_PROV=ofi_rxm
+meet() {
+  ping="timeout 15 fi_pingpong $KIND -c -I 100 -S 65536"
+  $ping > /tmp/server 2>&1 & server=$!
+  for i in 1 2 3 4 5 6 7 8 9 10; do
+    sleep 0.3; grep -qi ':B9E8 [0-9A-F:]* 0A ' /proc/net/tcp* && break
+  done
+  $ping $address > /tmp/client 2>&1 && client=0 || client=$?
+  wait $server && served=0 || served=$?
+}
+all_came() { grep -q '^64k *100 *=100' /tmp/server && grep -q '^64k *100 *=100' /tmp/client; }
+for meeting in 1 2 3 4 5 6; do
+  meet
+  all_came || break
+  [ $client.$served = 0.0 ] && exit 0
+  # One of them was too late, by its limit of time.
+  case $client.$served in 0.124|124.0) ;; *) break;; esac
+  grep -q 'rxm_process_shutdown' /tmp/server /tmp/client || break
 done
-timeout 60 fi_pingpong $KIND -c -I 100 -S 65536 $address > /tmp/client 2>&1 && wait $server ||
-  { cat /tmp/server /tmp/client >&2; exit 1; }
-grep -q '^64k *100 *=100' /tmp/client
+cat /tmp/server /tmp/client >&2; exit 1
 "#;
 
 /// What a kernel's driver would have there; other paths are as they are.
@@ -57,10 +76,7 @@ pub(super) fn all() -> Vec<(String, String)> {
         (format!("open mpi over ucx: {name}"), MPI.replace("$CHECK", check).replace("$LAST", last))
     };
     let fabric = |name: &str, kind: &str| {
-        (
-            format!("libfabric over verbs: {name}"),
-            LIBFABRIC.replace("$KIND", &kind.replace(';', "\\;")),
-        )
+        (format!("libfabric over verbs: {name}"), LIBFABRIC.replace("$KIND", kind))
     };
     vec![
         ("files of a device".into(), FILES.into()),
