@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """Mooncake's transfer engine, as PyPI has it: built on a distribution of Red Hat's for any Linux,
-and linked to whatever libibverbs.so.1 there is. Two processes, each with a NIC of its own; one
-writes to the other's memory, which looks at every byte, and reads it back.
+and linked to whatever libibverbs.so.1 there is. Two processes, each with a NIC; one writes to the
+other's memory, which looks at every byte, and reads it back.
 
     process-mooncake.py DEVICE DEVICE
 """
 
 import ctypes
 import hashlib
-import os
 import subprocess
 import sys
 
@@ -36,8 +35,9 @@ def serve(device):
     for line in sys.stdin:
         size = int(line)
         rest = not any(room.raw[size:])
-        print("found", hashlib.sha256(room.raw[:size]).hexdigest(), rest, flush=True)
+        found = hashlib.sha256(room.raw[:size]).hexdigest()
         ctypes.memset(address, 0, ROOM)
+        print("found", found, rest, flush=True)
 
 
 def answer(server, kind):
@@ -48,12 +48,9 @@ def answer(server, kind):
 
 
 def main(devices):
-    sockets = os.environ["VHOST_RDMA_DEVICES"].split(":")
-    environment = dict(os.environ, VHOST_RDMA_DEVICES=sockets[1])
-    os.environ["VHOST_RDMA_DEVICES"] = sockets[0]
     server = subprocess.Popen(
         [sys.executable, __file__, "serve", devices[1]],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )
     try:
         port, there = answer(server, "ready")

