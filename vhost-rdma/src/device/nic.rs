@@ -297,14 +297,19 @@ impl Nic {
     }
 
     fn hearings(&self) -> Vec<Arc<Hearing>> {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.retain(|hearing| hearing.strong_count() > 0);
-        heard.iter().filter_map(Weak::upgrade).collect()
+        self.heard_now().iter().filter_map(Weak::upgrade).collect()
     }
 
     fn watch(&self, worker: &WorkerHandle, kick: &OwnedFd) -> io::Result<WatchedKick> {
         let (kick, counter) = (kick.try_clone()?, self.stats.kicks.clone());
         self.timed(|| worker.watch(Some(self.id), kick, counter))
+    }
+
+    /// The kicks that are heard, and none that was: a VMM makes and ends them as often as it likes.
+    fn heard_now(&self) -> MutexGuard<'_, Vec<Weak<Hearing>>> {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.retain(|hearing| hearing.strong_count() > 0);
+        heard
     }
 
     /// Has the worker hear a kick queue's kicks; `None` if they must come by the connection's
@@ -317,7 +322,7 @@ impl Nic {
         let (worker, _pass) = self.home.enter(PATIENCE)?;
         let watched = Mutex::new(Some(self.watch(&worker, &kick).ok()?));
         let hearing = Arc::new(Hearing { kick, watched });
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&hearing));
+        self.heard_now().push(Arc::downgrade(&hearing));
         Some(DirectKick { hearing, nic: self.clone() })
     }
 
@@ -501,14 +506,33 @@ mod tests {
         assert!(most >= 64 << 20, "{most} bytes");
     }
 
-    #[test]
-    fn a_descriptor_that_was_slow_to_wait_for_is_not_heard_by_the_worker_again() {
-        let workers = Workers::start(WorkerConfig::default()).unwrap();
+    fn nic(workers: &Workers) -> Arc<Nic> {
         let mut registry = Registry::new(PathBuf::from("/nowhere"));
         let spec = NicSpec { name: "n".to_owned(), ..NicSpec::default() };
         let config = registry.add_nic(spec, || [2; 6]).unwrap();
         let place = (0, workers.handles()[0].clone());
-        let nic = Arc::new(Nic::new(config, QueueLayout::default(), place, NicId(0)));
+        Arc::new(Nic::new(config, QueueLayout::default(), place, NicId(0)))
+    }
+
+    /// A VMM enables and disables its queues as often as it likes.
+    #[test]
+    fn what_is_not_heard_any_more_is_not_kept() {
+        let workers = Workers::start(WorkerConfig::default()).unwrap();
+        let nic = nic(&workers);
+        let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let heard = nic.watch_kick(&kick);
+        for _ in 0..1000 {
+            drop(nic.watch_kick(&kick));
+        }
+        let kept = nic.heard.lock().unwrap().len();
+        assert!(kept <= 2, "{kept} are kept");
+        drop(heard);
+    }
+
+    #[test]
+    fn a_descriptor_that_was_slow_to_wait_for_is_not_heard_by_the_worker_again() {
+        let workers = Workers::start(WorkerConfig::default()).unwrap();
+        let nic = nic(&workers);
         let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let heard = nic.watch_kick(&kick);
         assert!(heard.is_some());
