@@ -67,6 +67,7 @@ const LEFT: &[(&str, &str)] = &[
     ("vmm::messages_that_make_no_sense_end_their_connection_at_most", FRONT),
     ("vmm::notification_descriptors_that_block_hold_nobody_up", CHANNELS),
     ("vmm::questions_whose_answers_nobody_reads", "by this door: the attack `messages`"),
+    ("vmm::queues_that_are_set_up_without_end_leave_nothing", FRONT),
 ];
 
 /// The cases of a module of `hostile`.
