@@ -53,6 +53,12 @@ struct end {
 
 static atomic_int errors;
 
+static void die(const char *what)
+{
+	fprintf(stderr, "process-channels: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
 /* A thread that is in a call sleeps there: only then does the call outlive what it was given. */
 static void wait_asleep(const atomic_bool *inside, const atomic_int *tid)
 {
@@ -61,22 +67,17 @@ static void wait_asleep(const atomic_bool *inside, const atomic_int *tid)
 	while (!*inside)
 		sched_yield();
 	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)*tid);
-	for (int tries = 0; state != 'S' && tries < WAIT_S * 10000; tries++) {
+	for (int tries = 0; state != 'S'; tries++) {
 		FILE *stat = fopen(path, "r");
 
 		if (!stat || fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
-			state = 0;
-		if (stat)
-			fclose(stat);
+			die("a thread is gone");
+		fclose(stat);
+		if (tries == WAIT_S * 5000)
+			die("a thread does not sleep");
 		if (state != 'S')
 			usleep(100);
 	}
-}
-
-static void die(const char *what)
-{
-	fprintf(stderr, "process-channels: %s: %s\n", what, strerror(errno));
-	exit(1);
 }
 
 static void wait_for(sem_t *sem, const char *what)
@@ -155,6 +156,7 @@ static void *watch(void *of)
 
 static void begin(struct end *end)
 {
+	end->inside = false;
 	sem_init(&end->established, 0, 0);
 	sem_init(&end->gone, 0, 0);
 	end->channel = rdma_create_event_channel();
@@ -197,6 +199,7 @@ static void *sleep_in(void *of)
 
 static void end_completions(struct sleeper *sleeper, struct ibv_context *context)
 {
+	sleeper->inside = false;
 	sleeper->channel = ibv_create_comp_channel(context);
 	if (!sleeper->channel)
 		die("ibv_create_comp_channel");
