@@ -27,8 +27,9 @@ const PACKAGES: &[&str] = &["libcurl4", "libnl-3-200", "libnl-route-3-200", "lib
 
 pub(super) const PROGRAM: &str = "mooncake's transfer engine, as built for any Linux";
 
-pub(super) const SCRIPT: &str = "PYTHONPATH=/opt/mooncake timeout 100 \
-python3 /host/mooncake-check.py vhost_rdma0 vhost_rdma1 > /tmp/said 2>&1 || { cat /tmp/said >&2; exit 1; }
+pub(super) const SCRIPT: &str = "export PYTHONPATH=/opt/mooncake
+timeout 100 python3 /host/mooncake-check.py vhost_rdma0 vhost_rdma1 > /tmp/said 2>&1 ||
+  { cat /tmp/said >&2; exit 1; }
 for device in vhost_rdma0 vhost_rdma1; do grep -q \"RDMA device: $device\" /tmp/said; done
 [ $(grep -c '^ok' /tmp/said) -eq 6 ] && ! grep -q TcpTransport /tmp/said
 ";

@@ -22,9 +22,10 @@ rxe=$(grep -ls ':ffff:0a14:0001$' /sys/class/infiniband/rxe0/ports/1/gids/* | he
 for it in rxe0:${rxe##*/} vhost_rdma0:0 vhost_rdma1:0; do
   device=${it%:*}; gid=${it#*:}
   ibv_devinfo -d $device | grep -q PORT_ACTIVE
-  ibv_rc_pingpong -c -d $device -g $gid > /tmp/served 2>&1 &
+  ping=\"ibv_rc_pingpong -c -d $device -g $gid\"
+  $ping > /tmp/served 2>&1 &
   n=0
-  until ibv_rc_pingpong -c -d $device -g $gid 127.0.0.1; do n=$((n+1)); [ $n -lt 50 ]; sleep 0.2; done
+  until $ping 127.0.0.1; do n=$((n+1)); [ $n -lt 50 ]; sleep 0.2; done
   wait $!
   echo \"$device: pingpong\"
 done
