@@ -55,6 +55,17 @@ pub(crate) fn require_root() -> Result<()> {
     Ok(())
 }
 
+/// Whether this machine is itself a VM of the lab: its processor is QEMU's own.
+pub(crate) fn is_emulated() -> bool {
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG CPU"))
+}
+
+/// What `ensure_tools` would install, and a compiler's runtime: for an image of a machine on which
+/// the lab runs.
+pub(crate) fn tools() -> impl Iterator<Item = &'static str> {
+    TOOLS.iter().map(|(_, package)| *package).chain(["debian-archive-keyring", "git", "libc6-dev"])
+}
+
 fn on_path(program: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default();
     path.split(':').chain(["/usr/sbin", "/sbin"]).any(|d| Path::new(d).join(program).exists())

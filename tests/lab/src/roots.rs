@@ -265,18 +265,31 @@ fn kernel_abi(kernels: &[String]) -> Result<String> {
 
 /// The guest image of a release with its kernel.
 pub(crate) fn guest(cache: &Cache, debian: Debian) -> Result<GuestImage> {
+    image(cache, debian, "guest", &[])
+}
+
+/// A machine of a release on which the lab runs: it has what [`host::ensure_tools`] would fetch.
+pub(crate) fn lab_machine(cache: &Cache, debian: Debian) -> Result<GuestImage> {
+    let mut tools: Vec<&str> = host::tools().collect();
+    tools.sort_unstable();
+    tools.dedup();
+    image(cache, debian, "lab-machine", &tools)
+}
+
+fn image(cache: &Cache, debian: Debian, kind: &str, more: &[&str]) -> Result<GuestImage> {
+    let packages = [GUEST_PACKAGES, more].concat();
     let archive = debian.archive(cache)?;
     let kernels = kernel_packages(&archive.resolve(&["linux-image-amd64"])?);
     let abi = kernel_abi(&kernels)?;
     let inputs = format!(
         "2\n{}\n{}\n{INITRAMFS_INIT}\n{GUEST_INIT}\n{}",
         kernels.join("\n"),
-        archive.resolve(GUEST_PACKAGES)?.join("\n"),
+        archive.resolve(&packages)?.join("\n"),
         BOOT_MODULES.join(" ")
     );
-    let name = format!("guest-{}", debian.name());
+    let name = format!("{kind}-{}", debian.name());
     if !cache.has(&name, &inputs) && archive.renew(cache)? {
-        return guest(cache, debian);
+        return image(cache, debian, kind, more);
     }
     let dir = cache.artefact(&name, &inputs, |tmp| {
         let root = tmp.join("root");
@@ -288,7 +301,7 @@ pub(crate) fn guest(cache: &Cache, debian: Debian) -> Result<GuestImage> {
                 name: &name,
                 suite: debian.suite(),
                 variant: "apt",
-                packages: &owned(GUEST_PACKAGES),
+                packages: &owned(&packages),
             },
             &root,
         )?;
@@ -300,11 +313,12 @@ pub(crate) fn guest(cache: &Cache, debian: Debian) -> Result<GuestImage> {
             let _ = fs::remove_dir_all(root.join(junk));
         }
         let image = tmp.join("root.img");
+        let size = if more.is_empty() { "2G" } else { "4G" };
         let mut cmd = tied("mke2fs");
         cmd.args(["-q", "-t", "ext4", "-O", "^has_journal", "-F", "-d"])
             .arg(&root)
             .arg(&image)
-            .arg("2G");
+            .arg(size);
         run_logged(&mut cmd, "making the guest image (mke2fs)", &log, STEP_WAIT)?;
         fs::remove_dir_all(&root)?;
         Ok(())

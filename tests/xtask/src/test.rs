@@ -116,6 +116,7 @@ const TESTS: &[(When, &str, Run)] = &[
     (Full, "CNI plugin with RDMA devices", |c, _| cni_rdma::Args::default().run(c)),
     (Full, "stock Debian 12 and 13", |c, _| stock::Args::default().run(c)),
     (Full, "two VMs on stock Debian", |c, _| stock::Args::with_two_vms().run(c)),
+    (Full, "the README's demo on stock Debian", |c, _| stock::Args::with_demo().run(c)),
     (Full, "driver and device of different ages", |c, _| ages::Args::default().run(c)),
     (Full, "machines with an IOMMU", |c, _| iommu::Args::default().run(c)),
     (Full, "guests on an RNIC", |c, _| rnic::Args::default().run(c)),

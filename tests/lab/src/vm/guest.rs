@@ -19,7 +19,9 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use crate::exec::{self, tail, tied_private_mounts};
+use crate::host;
 use crate::roots::GuestImage;
+use crate::vm::nested;
 use crate::vm::qmp::Qmp;
 
 /// From QEMU's start to our init: 4-7 s alone, minutes on a host that is busy with twenty other
@@ -28,15 +30,15 @@ const BOOT_WAIT: Duration = Duration::from_secs(300);
 const QUIT_WAIT: Duration = Duration::from_secs(1);
 
 /// QEMU's 9p server creates files through `/proc/self/fd`, so the chroot has a proc. In the mount
-/// namespace: `$1` root, `$2` run directory, `$3` image directory, then bind directories up to
-/// `--`, then QEMU.
+/// namespace: `$1` root, `$2` run directory, `$3` image directory, then directories and the place of
+/// each up to `--`, then QEMU.
 const ENTER: &str = r#"
 root=$1 run=$2 image=$3; shift 3
 mount -t tmpfs tmpfs "$root/tmp"
 mount -t proc proc "$root/proc"
 mkdir -p "$root$run"; mount --bind "$run" "$root$run"
 mount --bind "$image" "$root/mnt"
-while [ "$1" != -- ]; do mkdir -p "$root$1"; mount --bind "$1" "$root$1"; shift; done
+while [ "$1" != -- ]; do mkdir -p "$root$2"; mount --bind "$1" "$root$2"; shift 2; done
 shift
 exec chroot "$root" "$@"
 "#;
@@ -61,6 +63,8 @@ pub(crate) struct Spec {
     pub(crate) words: String,
     /// It starts guests of its own: it gets what they are made of, see `nested`.
     pub(crate) hosts: bool,
+    /// Directories of this machine that it has as read-only shares `d0`, `d1`, ….
+    pub(crate) directories: Vec<PathBuf>,
     /// QEMU runs in the network namespace of this process: what its user-mode network reaches.
     pub(crate) network_of: Option<u32>,
 }
@@ -156,7 +160,10 @@ impl Guest {
         if let Some(dir) = spec.vhost_socket.as_deref().and_then(Path::parent)
             && !dir.starts_with(run)
         {
-            cmd.arg(dir);
+            cmd.args([dir, dir]);
+        }
+        for (n, directory) in spec.directories.iter().enumerate() {
+            cmd.arg(directory).arg(shared(n));
         }
         cmd.args(["--", "qemu-system-x86_64"]).args(qemu_args(run, spec, &files));
         Self::spawned(cmd, &spec.name, files)
@@ -485,6 +492,11 @@ impl Drop for Guest {
     }
 }
 
+/// Where QEMU has directory `n` of this machine, in its root's own `/tmp`.
+fn shared(n: usize) -> String {
+    format!("/tmp/d{n}")
+}
+
 /// The socket of a guest's end of the network cable.
 pub(crate) fn cable(run: &Path, name: &str) -> PathBuf {
     run.join(format!("{name}.net"))
@@ -569,8 +581,12 @@ fn qemu_args(run: &Path, spec: &Spec, files: &Files) -> Vec<String> {
         disk: "/mnt/root.img",
         share: &p(&files.share),
         console: &p(&files.console),
-        emulation: &EMULATION,
-        words: &spec.words,
+        emulation: if host::is_emulated() { &nested::EMULATION } else { &EMULATION },
+        words: &if host::is_emulated() {
+            format!("{} {}", spec.words, nested::WORDS)
+        } else {
+            spec.words.clone()
+        },
     });
     let mut push = |words: &[&str]| args.extend(words.iter().map(|w| (*w).to_owned()));
     push(&["-serial", &format!("unix:{},server=on,wait=off", p(&files.agent))]);
@@ -581,6 +597,11 @@ fn qemu_args(run: &Path, spec: &Spec, files: &Files) -> Vec<String> {
             let what = format!("local,path={path},mount_tag={tag},security_model=none,readonly=on");
             push(&["-virtfs", &what]);
         }
+    }
+    for n in 0..spec.directories.len() {
+        let path = shared(n);
+        let what = format!("local,path={path},mount_tag=d{n},security_model=none,readonly=on");
+        push(&["-virtfs", &what]);
     }
     if !spec.nic_args.is_empty() {
         args.extend(spec.nic_args.iter().cloned());

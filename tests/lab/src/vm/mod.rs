@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use crate::cache::Cache;
+use crate::exec;
 use crate::host;
 use crate::roots::{self, Debian, GuestImage};
 use guest::{Guest, Spec};
@@ -54,6 +55,8 @@ pub(crate) enum Nic {
     /// None, but guests of its own: see `nested`. Options for machine, memory and netdev, or none
     /// for the lab's.
     Host(Vec<String>),
+    /// None, but this lab in it, which gets directories of this machine.
+    Lab(Vec<PathBuf>),
 }
 
 /// Enough for every program of the lists.
@@ -67,6 +70,9 @@ impl Lab {
     pub(crate) fn prepare(cache: &Cache) -> Result<Self> {
         host::require_root()?;
         host::ensure_tools(cache)?;
+        if host::is_emulated() {
+            exec::be_patient(nested::PATIENCE);
+        }
         let qemu = roots::qemu(cache)?;
         Ok(Self {
             guests: Vec::new(),
@@ -92,17 +98,24 @@ impl Lab {
         let names = NAMES.get(..plan.nics.len()).context("too many guests")?;
         for (n, (name, nic)) in names.iter().zip(&plan.nics).enumerate() {
             let (vhost_socket, nic_args) = match nic {
-                Nic::None => (None, Vec::new()),
+                Nic::None | Nic::Lab(_) => (None, Vec::new()),
                 Nic::Socket(path) => (Some(path.clone()), Vec::new()),
                 Nic::Options(options) | Nic::Host(options) => (None, options.clone()),
             };
             let hosts = matches!(nic, Nic::Host(_));
+            let directories = if let Nic::Lab(all) = nic { all.clone() } else { Vec::new() };
+            let memory_mib = match nic {
+                Nic::Host(_) => nested::HOST_MEMORY_MIB,
+                Nic::Lab(_) => nested::LAB_MEMORY_MIB,
+                Nic::None | Nic::Socket(_) | Nic::Options(_) => MEMORY_MIB,
+            };
             let spec = Spec {
                 name: (*name).to_owned(),
                 number: u8::try_from(n + 1)?,
                 cpus: if hosts { plan.cpus.max(nested::HOST_CPUS) } else { plan.cpus },
-                memory_mib: if hosts { nested::HOST_MEMORY_MIB } else { MEMORY_MIB },
+                memory_mib,
                 hosts,
+                directories,
                 image: plan.image.clone(),
                 vhost_socket,
                 nic_args,

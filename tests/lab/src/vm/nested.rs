@@ -29,6 +29,10 @@ pub(super) const HOST_CPUS: u8 = 2;
 /// Memory of an inner guest.
 const MEMORY_MIB: u32 = 640;
 const SET_UP: Duration = Duration::from_secs(120);
+/// Where the lab itself runs in a VM, everything may take so many times its time.
+pub(super) const PATIENCE: u32 = 16;
+/// The lab's guests, its programs, and what it writes over read-only shares.
+pub(super) const LAB_MEMORY_MIB: u32 = 8192;
 /// From the start of an inner QEMU to its guest's init.
 pub(crate) const BOOT: Duration = Duration::from_secs(2400);
 
@@ -39,7 +43,7 @@ pub(super) const HOST_WORDS: &str = "cryptomgr.notests nowatchdog";
 /// own code, all of which the emulators then translate again. With all extensions that alone took
 /// 140 s, with these and this clock 20. The clock counts instructions, 16 ns each, so that a tick
 /// comes after a quarter of a million of them, however slow they are.
-const EMULATION: [&str; 6] = [
+pub(super) const EMULATION: [&str; 6] = [
     "-accel",
     "tcg,thread=single",
     "-icount",
@@ -50,7 +54,7 @@ const EMULATION: [&str; 6] = [
 
 /// What an inner kernel need not do. Its self-tests of each cipher for each extension of the CPU
 /// alone took over a quarter of an hour, and a watchdog takes an emulator's emulator for a lockup.
-const WORDS: &str = "cryptomgr.notests nokaslr nowatchdog random.trust_cpu=on";
+pub(super) const WORDS: &str = "cryptomgr.notests nokaslr nowatchdog random.trust_cpu=on";
 
 /// The chroot that QEMU runs in, in the host VM. `/usr` is all that a merged-/usr system needs for
 /// a program and its libraries.

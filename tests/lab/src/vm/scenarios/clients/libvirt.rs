@@ -133,6 +133,7 @@ fn start(cache: &Cache, options: &Options) -> Result<Fixture> {
         nic_args: daemon.qemu_args(&nic(1), &there, &here)?,
         words: String::new(),
         hosts: false,
+        directories: Vec::new(),
         network_of: None,
     };
     lab.guests.push(Guest::start(&roots::qemu(cache)?, &run, &spec)?);

@@ -10,6 +10,8 @@
 //!   NICs; see `beside`
 //! - `RELEASE: two VMs: PROGRAM`: with `--nested`, and then alone: two VMs in the VM, RDMA between
 //!   them; see `nested`
+//! - `RELEASE: cargo xtask demo: ROW`: with `--xtask`, and then alone: the README's command, typed
+//!   in the VM; see `readme`
 //!
 //! A VM is the host here. Programs are built outside, since an emulated compiler would take hours;
 //! for the same reason the cluster is not started inside. The machine that runs the lab chooses the
@@ -17,6 +19,7 @@
 
 mod beside;
 mod nested;
+mod readme;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,6 +49,9 @@ pub struct Args {
     /// Two VMs in the VM instead, and RDMA between them
     #[arg(long)]
     nested: bool,
+    /// The README's command in the VM instead, `cargo xtask demo`, or another one
+    #[arg(long, value_name = "WORDS", num_args = 0..=1, default_missing_value = readme::DEMO)]
+    xtask: Option<String>,
     /// Keep consoles and logs when done
     #[arg(long)]
     keep: bool,
@@ -119,6 +125,11 @@ impl Args {
         Self { nested: true, ..Self::default() }
     }
 
+    /// The form in which the README's command is typed in the VM.
+    pub fn with_demo() -> Self {
+        Self { xtask: Some(readme::DEMO.to_owned()), ..Self::default() }
+    }
+
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
         let mut lab = Lab::prepare(cache)?;
@@ -126,7 +137,9 @@ impl Args {
             lab.run.keep();
         }
         let mut table = Vec::new();
-        if self.nested {
+        if let Some(words) = &self.xtask {
+            self.command(words, &mut lab, &mut table)?;
+        } else if self.nested {
             self.hosts(&mut lab, &mut table)?;
         } else {
             self.suites(&mut lab, &mut table)?;

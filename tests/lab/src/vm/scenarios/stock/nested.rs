@@ -2,8 +2,7 @@
 //! the release's own programs between the guests. It is what `cargo xtask demo` does at its core,
 //! on the release's kernel and its cgroups of version 2.
 //!
-//! The README's command itself is not run there: it compiles first, for hours where each
-//! instruction is emulated, and no KVM of the lab boots a stock kernel.
+//! `readme` types the command itself, which takes ten times as long.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -34,7 +33,8 @@ const CHOSEN: &[(&str, u32)] = &[
 ];
 
 /// As an init of the release does it.
-const CGROUPS: &str = "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup";
+pub(super) const CGROUPS: &str =
+    "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 cgroup2 /sys/fs/cgroup";
 
 /// The network's process has no capability and its list of system calls; cgroups are of version 2.
 const WALLS: &str = "set -e
