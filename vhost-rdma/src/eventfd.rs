@@ -23,6 +23,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::OFlags;
 
+/// An error, which says what it is, unless it is an eventfd. No file system is asked.
+///
+/// # Errors
+/// As told.
+pub(crate) fn check(file: BorrowedFd<'_>) -> io::Result<()> {
+    // The kernel's own name for it, which no file of a file system can have: theirs begin with a
+    // slash.
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .map_err(|error| io::Error::other(format!("what it is cannot be told: {error}")))?;
+    if target.as_os_str() == "anon_inode:[eventfd]" {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!("it is {} and not an eventfd", target.display())))
+    }
+}
+
 /// Completions that the context has room for.
 const ROOM: u32 = 1024;
 /// Signals after which completions, which nobody is interested in, are taken out.

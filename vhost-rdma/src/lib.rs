@@ -7,6 +7,7 @@
 //! `cli` asks. docs/ARCHITECTURE.md says why.
 
 pub mod admin;
+mod aside;
 pub mod channel;
 pub mod cli;
 pub mod config;

@@ -16,6 +16,7 @@ mod saved;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use self::mover::Mover;
 pub use self::neighbours::Searches;
 pub use self::outside::Outside;
 pub(crate) use self::outside::entries;
+use crate::aside::drop_aside;
 use crate::device::connection::Connection;
 use crate::device::events::NoPort;
 use crate::device::nic::{self, Nic, PATIENCE};
@@ -38,6 +40,9 @@ use crate::qpn::Pool;
 use crate::rnic::{Directory, Uplink};
 use crate::watch::LateWatch;
 use crate::worker::{Beat, Placement, TURN_BOUNDS, WorkerConfig, Workers};
+
+/// Between two looks whether somebody still waits.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// One NIC.
 struct Placed {
@@ -155,6 +160,20 @@ impl LocalDataplane {
         let connection = Connection::start(&self.known(name)?, vmm, (journal, &self.watch.get()?))?;
         connection.let_go();
         Ok(())
+    }
+
+    /// Takes a process in, and waits for nobody: `told` hears of it.
+    pub fn let_in(
+        &self,
+        name: &str,
+        process: UnixStream,
+        told: impl FnOnce(io::Result<()>) + Send + 'static,
+    ) {
+        if let Some(house) = self.house(name) {
+            return process::enter(&house, process, told);
+        }
+        drop_aside(process);
+        told(Err(io::Error::other("the NIC is not for processes")));
     }
 
     /// Goes on with a VMM's session whose process has ended; `kept` is what is left of it, and
@@ -316,10 +335,19 @@ impl Dataplane for LocalDataplane {
         Ok(())
     }
 
-    fn enter(&self, name: &str, process: UnixStream) -> io::Result<()> {
-        let house = self.house(name);
-        let house = house.ok_or_else(|| io::Error::other("the NIC is not for processes"))?;
-        process::enter(&house, process)
+    fn enter(&self, name: &str, process: &UnixStream, waits: &dyn Fn() -> bool) -> io::Result<()> {
+        let (told, hears) = sync_channel(1);
+        self.let_in(name, process.try_clone()?, move |done| {
+            // Who does not wait any more does not hear it.
+            let _ = told.send(done);
+        });
+        loop {
+            match hears.recv_timeout(LOOK) {
+                Ok(done) => return done,
+                Err(RecvTimeoutError::Timeout) if waits() => {}
+                Err(_) => return Err(io::Error::other("nobody waits for it any more")),
+            }
+        }
     }
 
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn node::Connection>> {

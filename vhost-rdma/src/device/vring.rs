@@ -12,7 +12,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use rustix::fs::OFlags;
@@ -175,13 +175,7 @@ fn tame(file: File) -> Option<File> {
 }
 
 fn check_eventfd(file: &File) -> io::Result<()> {
-    // The kernel's own name for it, which no file of a file system can have: theirs begin with a
-    // slash.
-    let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
-        .map_err(|error| io::Error::other(format!("what it is cannot be told: {error}")))?;
-    if target.as_os_str() != "anon_inode:[eventfd]" {
-        return Err(io::Error::other(format!("it is {} and not an eventfd", target.display())));
-    }
+    eventfd::check(file.as_fd())?;
     let flags = rustix::fs::fcntl_getfl(file.as_fd())?;
     rustix::fs::fcntl_setfl(file.as_fd(), flags | OFlags::NONBLOCK)?;
     Ok(())

@@ -30,6 +30,7 @@ use super::protocol::{
 };
 use super::uplink::ToOutside;
 use super::wire::{Packet, Wire};
+use crate::aside::drop_aside;
 use crate::dataplane::LocalDataplane;
 use crate::device::{Change, Journal, Kept};
 use crate::node::{Dataplane as _, Ending, Peer, WorkerStatus};
@@ -280,10 +281,13 @@ impl Process {
     fn take(&mut self, packet: Packet) -> Result<(), Fault> {
         let Packet { bytes, files, files_lost } = packet;
         let Numbered { id, request } = decode(&bytes)?;
-        let done = if files_lost {
-            self.refuse(&request, limits::no_descriptor_left())
-        } else {
-            self.carry_out(request, files)
+        let done = match request {
+            _ if files_lost => self.refuse(&request, limits::no_descriptor_left()),
+            Request::Enter(nic) => {
+                self.let_in(id, &nic, files);
+                return Ok(());
+            }
+            request => self.carry_out(request, files),
         };
         self.tell(&Report::Answer(id, done));
         Ok(())
@@ -317,10 +321,7 @@ impl Process {
                 Answer::Done
             }
             Request::Connect(nic, session) => answer(self.connect(&nic, session, files)),
-            Request::Enter(nic) => match one(files) {
-                Some(stream) => answer(self.dataplane.enter(&nic, stream)),
-                None => Answer::Refused("there is no stream".to_owned()),
-            },
+            Request::Enter(_) => Answer::Refused("it is not answered here".to_owned()),
             Request::TakeUp(nic, session) => {
                 let Some(stream) = one(files) else {
                     return Answer::Refused("there is no stream".to_owned());
@@ -366,6 +367,20 @@ impl Process {
             },
             #[cfg(test)]
             Request::Attempt(case) => answer(sandbox::tests::attempt(&case)),
+        }
+    }
+
+    /// A process comes in, or does not. That can take long, so it is answered from elsewhere.
+    fn let_in(&self, id: u64, nic: &str, files: Vec<OwnedFd>) {
+        let wire = self.wire.clone();
+        let told = move |done: io::Result<()>| tell(&wire, &Report::Answer(id, answer(done)), &[]);
+        match one(files) {
+            Some(stream) if self.saved => {
+                drop_aside(stream);
+                told(Err(io::Error::other("another process goes on")));
+            }
+            Some(stream) => self.dataplane.let_in(nic, stream, told),
+            None => told(Err(io::Error::other("there is no stream"))),
         }
     }
 

@@ -46,11 +46,11 @@ pub trait Dataplane: Send + Sync + 'static {
     fn connect(&self, name: &str, vmm: UnixStream) -> io::Result<Box<dyn Connection>>;
 
     /// Takes in a process that may be here, beside others of the same NIC. Whoever serves it sees
-    /// its end.
+    /// its end. It can take long, and ends soon when nobody `waits` any more.
     ///
     /// # Errors
     /// The NIC is not for processes, has as many as it may, or the host lacks what one takes.
-    fn enter(&self, name: &str, process: UnixStream) -> io::Result<()>;
+    fn enter(&self, name: &str, process: &UnixStream, waits: &dyn Fn() -> bool) -> io::Result<()>;
 
     /// Goes on with the VMM that an earlier daemon left to a NIC which was just made, if there is
     /// one that can be gone on with.

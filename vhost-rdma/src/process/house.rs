@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use virtio_rdma_abi::status_page;
@@ -19,8 +20,6 @@ use virtio_rdma_abi::status_page;
 use super::cm::Manager;
 use super::events::{ProcessPort, Routes};
 use super::memory::WINDOWS;
-use super::messages::Answer;
-use super::socket;
 use crate::device::memory::{self, MemoryError, Offer};
 use crate::device::nic::{self, Nic, PATIENCE};
 use crate::link::Gid;
@@ -31,6 +30,22 @@ use crate::worker::Progress;
 
 /// Regions of memory that all processes of a NIC have together.
 const REGIONS: usize = 4096;
+/// How long sessions may take to end with their NIC. Who asks for that serves all others as well,
+/// and a session's thread may be in the middle of closing what its process has sent.
+const ENDING: Duration = Duration::from_secs(2);
+
+/// Why a process is not let in.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotIn {
+    /// There are as many as there may be.
+    #[error("the NIC has as many processes as it may (max_contexts)")]
+    Full,
+    #[error("the NIC ends")]
+    Ending,
+    /// The host lacks something.
+    #[error(transparent)]
+    Host(#[from] io::Error),
+}
 
 /// What the device is to a driver from its INIT on.
 #[derive(Debug)]
@@ -60,6 +75,10 @@ pub(crate) struct House {
     pub(super) cm: Manager,
     state: Mutex<State>,
     left: Condvar,
+    /// Threads that part with processes which were turned away.
+    partings: Arc<AtomicU32>,
+    /// Processes that were turned away while the host had no thread.
+    left_over: Mutex<Vec<UnixStream>>,
     /// Held while a command is carried out: the engine has one of a NIC under way, as a driver's
     /// queue has, and some go in steps.
     commands: Mutex<()>,
@@ -116,6 +135,8 @@ impl House {
             mac: config.mac.octets(),
             state: Mutex::new(state),
             left: Condvar::new(),
+            partings: Arc::default(),
+            left_over: Mutex::default(),
             commands: Mutex::default(),
             space: Mutex::new(space),
         })
@@ -145,19 +166,32 @@ impl House {
         self.state().gids.clone()
     }
 
+    /// Threads that part with processes which were turned away.
+    pub(super) const fn partings(&self) -> &Arc<AtomicU32> {
+        &self.partings
+    }
+
+    /// Keeps a process that was turned away for a thread that has the time to close its socket.
+    pub(super) fn leave_to_others(&self, process: UnixStream) {
+        self.left_over.lock().unwrap_or_else(PoisonError::into_inner).push(process);
+    }
+
+    /// Takes those.
+    pub(super) fn left_over(&self) -> Vec<UnixStream> {
+        std::mem::take(&mut *self.left_over.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// A place for a process: its window. Whoever serves it there gives it back ([`Self::leave`]).
     ///
     /// # Errors
-    /// There are as many as there may be, the NIC ends, or the host lacks something.
-    pub(super) fn admit(&self, process: &UnixStream) -> io::Result<u64> {
+    /// See [`NotIn`].
+    pub(super) fn admit(&self, process: &UnixStream) -> Result<u64, NotIn> {
         let mut state = self.state();
         if state.closing {
-            return Err(io::Error::other("the NIC ends"));
+            return Err(NotIn::Ending);
         }
         if state.sessions.len() >= state.max_contexts as usize {
-            // It is told, whether it has asked already or not.
-            socket::last_word(process.as_fd(), Answer::of(Status::NOMEM).bytes());
-            return Err(io::Error::other("the NIC has as many processes as it may (max_contexts)"));
+            return Err(NotIn::Full);
         }
         let own = process.try_clone()?;
         if state.sessions.is_empty() {
@@ -187,12 +221,14 @@ impl House {
     /// A process is gone, and nothing of it is left.
     pub(super) fn leave(&self, window: u64) {
         let mut state = self.state();
-        state.sessions.remove(&window);
+        // Closed when nobody waits for the state any more.
+        let stream = state.sessions.remove(&window);
         if state.sessions.is_empty() {
             self.nic.disconnected();
         }
         drop(state);
         self.left.notify_all();
+        drop(stream);
     }
 
     /// Has the worker carry a command of a context out, and waits for it.
@@ -295,7 +331,7 @@ impl House {
             let _ = stream.shutdown(Shutdown::Both);
         }
         let there = |state: &mut State| !state.sessions.is_empty();
-        let waited = self.left.wait_timeout_while(state, PATIENCE, there);
+        let waited = self.left.wait_timeout_while(state, ENDING, there);
         if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
             tracing::error!(nic = self.nic.name, "a process's session does not end");
         }

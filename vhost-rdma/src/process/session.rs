@@ -104,22 +104,51 @@ pub(super) struct Session {
     kept: Charge,
 }
 
+/// What a session has of its own from the beginning.
+struct Parts {
+    kept: Charge,
+    kick: File,
+    bell: Bell,
+    happenings: Channel,
+}
+
+impl Parts {
+    fn new(house: &House) -> io::Result<Self> {
+        let kept = house.nic.account().charge(SELF);
+        Ok(Self {
+            kept: kept.ok_or_else(|| io::Error::other("the NIC keeps as much as it may"))?,
+            kick: File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            bell: Bell::new()?,
+            happenings: Channel::new()?,
+        })
+    }
+}
+
 /// Whether a session goes on.
 type GoesOn = bool;
 
 impl Session {
     /// A process that has said nothing yet.
-    pub(super) fn new(house: Arc<House>, socket: UnixStream, window: Window) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The NIC keeps as much as it may, or the host lacks something; the socket is given back.
+    pub(super) fn new(
+        house: Arc<House>,
+        socket: UnixStream,
+        window: Window,
+    ) -> Result<Self, (UnixStream, io::Error)> {
+        let parts = Parts::new(&house);
+        let Parts { kept, kick, bell, happenings } = match parts {
+            Ok(parts) => parts,
+            Err(error) => return Err((socket, error)),
+        };
         let nic = &house.nic;
-        let kept = nic.account().charge(SELF);
-        let kept = kept.ok_or_else(|| io::Error::other("the NIC keeps as much as it may"))?;
-        let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         Ok(Self {
             direct: nic.watch_kick(&kick),
             controller: Controller::begun(nic.layout.kick_base()),
             space: AddressSpace::of(nic.account().clone()),
-            bell: Bell::new()?,
-            happenings: Channel::new()?,
+            bell,
+            happenings,
             house,
             socket,
             window,
@@ -139,8 +168,9 @@ impl Session {
         })
     }
 
-    /// Serves the process to its end, and leaves nothing of it.
-    pub(super) fn run(mut self) {
+    /// Serves the process to its end, and leaves nothing of it but its sockets: to close them may
+    /// take long, and whoever has the place should have given it back before.
+    pub(super) fn run(&mut self) {
         let ended = contained(|| while self.turn() {});
         if ended.is_err() {
             tracing::error!(nic = self.house.nic.name, "a process's session had a fault");

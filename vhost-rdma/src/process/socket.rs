@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recv,
     recvmsg, sendmsg, shutdown, socketpair,
 };
 
@@ -84,8 +84,12 @@ pub(super) fn last_word(socket: BorrowedFd<'_>, bytes: &[u8]) {
     let _ = send(socket, bytes, &[]);
     // From here on nothing more comes, so what is taken out now is all.
     let _ = shutdown(socket, Shutdown::Both);
+    // Without room for descriptors: those that are never ours are let go of, and not flushed
+    // (`scm_destroy`, net/core/scm.c). It may take long all the same; see `entry`.
+    let mut byte = [0; 1];
     for _ in 0..UNREAD_MAX {
-        if !receive(socket).is_ok_and(|packet| packet.is_some()) {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        if !recv(socket, &mut byte, flags).is_ok_and(|(_, len)| len > 0) {
             return;
         }
     }

@@ -19,9 +19,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::FileType;
 use rustix::net::sockopt::{socket_acceptconn, socket_type};
-use rustix::net::{SocketAddrUnix, SocketType, getsockname};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, getsockname, socket_with,
+};
 
 use super::{Heirloom, Store};
+use crate::aside::drop_aside;
 use crate::node::{AttachError, SocketAccess};
 use crate::socket;
 
@@ -244,6 +247,11 @@ impl Drop for Listening {
         socket::remove(&self.path);
         if let Some(name) = &self.kept {
             self.store.forget(name);
+        }
+        // Who waits there, and was not accepted, may have sent something already.
+        let flags = SocketFlags::CLOEXEC;
+        if let Ok(none) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) {
+            drop_aside(std::mem::replace(&mut self.listener, UnixListener::from(none)));
         }
     }
 }

@@ -14,6 +14,7 @@ use super::cgroup::Cgroup;
 use super::child::hang_up;
 use super::outside::{Branch, Speaker};
 use super::state::State;
+use crate::aside::close_aside;
 use crate::network_process::{Answer, Numbered, Report, Request, Start, Wire, encode};
 use crate::store::Store;
 
@@ -21,6 +22,8 @@ use crate::store::Store;
 pub(super) const PATIENCE: Duration = Duration::from_secs(65);
 /// How long it may take to say how it is.
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
+/// Between two looks whether somebody still waits.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long a call waits for a process that is being started.
 const START: Duration = Duration::from_secs(10);
 
@@ -115,6 +118,23 @@ impl Shared {
         self.answer(&pending, patience)
     }
 
+    /// As [`Self::call`], for what may take as long as somebody `waits`, or the process lives.
+    pub(super) fn call_while(
+        &self,
+        asked: Asked<'_>,
+        waits: &dyn Fn() -> bool,
+    ) -> Result<Answer, NoAnswer> {
+        let pending = self.send(asked, |_| ())?;
+        loop {
+            match pending.answered.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if waits() => {}
+                // It is there, or will not come.
+                Ok(answer) => return Ok(answer),
+                Err(_) => return self.answer(&pending, Duration::ZERO),
+            }
+        }
+    }
+
     /// The first half of [`Self::call`].
     fn send(
         &self,
@@ -180,9 +200,8 @@ impl Shared {
 
     /// Has the keeper end the process that there is.
     pub(super) fn give_up(&self) {
-        if let Some(wire) = &self.state().wire {
-            hang_up(wire);
-        }
+        let state = self.state();
+        state.wire.iter().chain(&state.starting).for_each(|wire| hang_up(wire));
     }
 
     /// As [`Self::call`], for what is only shown.
@@ -203,10 +222,12 @@ impl Shared {
         got.ok()
     }
 
-    /// Takes what the process tells, which was checked.
-    pub(super) fn take(&self, report: Report, packet: (Vec<OwnedFd>, bool)) {
-        let (files, lost) = packet;
+    /// Takes what the process tells, which was checked; how often the store was told of it. Nothing
+    /// that came from a VMM is closed while others wait for the state.
+    pub(super) fn take(&self, report: Report, packet: (Vec<OwnedFd>, bool)) -> u32 {
+        let (mut files, lost) = packet;
         let mut state = self.state();
+        let (mut turns, mut over) = (0, None);
         match report {
             Report::Answer(id, answer) => {
                 if let Some(waiting) = state.pending.remove(&id) {
@@ -214,13 +235,25 @@ impl Shared {
                     let _ = waiting.try_send(answer);
                 }
             }
-            Report::Begun(id) => state.held(id, |held| held.set_busy(true)),
-            Report::Done(id) => state.held(id, |held| held.set_busy(false)),
-            Report::Changed(id, change) => state.held(id, |held| held.take(change, files, lost)),
-            Report::Ended(id, ending) => {
-                if let Some(held) = state.sessions.remove(&id) {
-                    held.end(ending);
+            Report::Begun(id) => {
+                state.held(id, |held| held.set_busy(true));
+                turns = state.turns(id);
+            }
+            Report::Done(id) => {
+                state.held(id, |held| held.set_busy(false));
+                turns = state.turns(id);
+            }
+            Report::Changed(id, change) => {
+                let new = std::mem::take(&mut files);
+                match state.sessions.get_mut(&id) {
+                    Some(held) => files = held.take(change, new, lost),
+                    None => files = new,
                 }
+                turns = state.turns(id);
+            }
+            Report::Ended(id, ending) => {
+                turns = state.turns(id);
+                over = state.sessions.remove(&id).map(|held| (held, ending));
             }
             Report::Short => {
                 let request = state.lend();
@@ -233,8 +266,15 @@ impl Shared {
                         tracing::warn!(network, %error, "it runs short of QPNs");
                     }
                 }
+                return 0;
             }
         }
+        drop(state);
+        if let Some((held, ending)) = over {
+            held.end(ending);
+        }
+        close_aside(files);
+        turns
     }
 }
 
@@ -280,4 +320,4 @@ fn undone(none: NoAnswer) -> Undone {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -3,14 +3,23 @@
 //! A process that ends needs nothing of the supervisor: its socket ends where it is served. So a
 //! connection is looked at, handed to the data plane and forgotten; however many come, nothing here
 //! grows. The thread that does it is there when somebody comes.
+//!
+//! It may stay longer than anybody likes: to close the socket of a process that was turned away can
+//! take as long as that process wants (`aside`). So the end of a NIC does not wait for it
+//! for long, and nothing that others need is held meanwhile.
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::listener::{NicSocket, RETRY};
 use super::peer::Peer;
 use super::seat::Seat;
 use crate::watch::{Heard, OnCall, Watch, Watched};
+
+/// How long the end of a NIC waits for the thread before it is left behind.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// See the module. It ends when this is dropped, and the socket goes with it.
 pub(super) struct Door {
@@ -29,9 +38,13 @@ impl Door {
         let name = format!("nic-{}", seat.name());
         let own = at_socket.clone();
         let work = OnCall::new(name, watch.clone(), move |work, _| {
-            let at_socket = own.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(at_socket) = &*at_socket {
+            let mut slot = own.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(at_socket) = &*slot {
                 let_all_in(work, &seat, at_socket);
+            }
+            // Where this thread was left behind, the socket goes with it.
+            if work.is_ending() {
+                drop(slot.take());
             }
         });
         let calls = work.clone();
@@ -44,14 +57,17 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        self.work.end();
-        drop(self.at_socket.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if self.work.end_within(STOP_TIMEOUT) {
+            drop(self.at_socket.lock().unwrap_or_else(PoisonError::into_inner).take());
+        } else {
+            tracing::error!("a process that was turned away holds a thread up; it is left behind");
+        }
     }
 }
 
 fn let_all_in(work: &OnCall, seat: &Seat, at_socket: &Watched<Arc<NicSocket>>) {
     while !work.is_ending() && at_socket.file().has_somebody() {
-        if let Err(error) = let_in(seat, at_socket.file()) {
+        if let Err(error) = let_in(work, seat, at_socket.file()) {
             tracing::warn!(nic = seat.name(), %error, "a process is turned away");
             // What is wrong with the host may pass; who is refused again and again is not heard
             // more often either.
@@ -63,10 +79,21 @@ fn let_all_in(work: &OnCall, seat: &Seat, at_socket: &Watched<Arc<NicSocket>>) {
     }
 }
 
-fn let_in(seat: &Seat, socket: &NicSocket) -> io::Result<()> {
-    let _entry = seat.entry();
+fn let_in(work: &OnCall, seat: &Seat, socket: &NicSocket) -> io::Result<()> {
+    let entry = seat.entry();
     let stream = socket.accept()?;
-    let peer = Peer::of(&stream)?;
+    let done = welcome(work, seat, (socket, &stream));
+    // Before the stream is closed.
+    drop(entry);
+    done
+}
+
+fn welcome(
+    work: &OnCall,
+    seat: &Seat,
+    (socket, stream): (&NicSocket, &UnixStream),
+) -> io::Result<()> {
+    let peer = Peer::of(stream)?;
     let who = peer.credentials();
     let (nic, pid, uid) = (seat.name(), who.pid, who.uid);
     if !peer.may_enter(socket.path()) {
@@ -79,5 +106,5 @@ fn let_in(seat: &Seat, socket: &NicSocket) -> io::Result<()> {
         return Ok(());
     }
     tracing::debug!(nic, pid, uid, "a process connected");
-    seat.enter(stream)
+    seat.enter(stream, &|| !work.is_ending())
 }

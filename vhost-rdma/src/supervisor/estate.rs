@@ -11,13 +11,15 @@ use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::child::hang_up;
+use super::keeper::check_kinds;
 use super::ledger::{self, Whose};
 use super::lender::Handed;
 use super::part::label;
 use super::record::Record;
+use crate::aside::close_aside;
 use crate::network_process::{Report, Wire, decode};
 use crate::nic::Nanos;
 use crate::node::NicConfig;
@@ -242,11 +244,17 @@ fn hear_out(network: &str, file: OwnedFd, left: &mut BTreeMap<String, Left>) {
 }
 
 fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::Result<()> {
+    let until = Instant::now() + END;
     while let Some(packet) = wire.receive()? {
+        // What waited in the queue is read in less.
+        if Instant::now() >= until {
+            return Err(io::Error::other("somebody goes on talking there"));
+        }
         let mut report: Report = decode(&packet.bytes).map_err(io::Error::other)?;
         if !packet.files_lost {
             report.check(packet.files.len()).map_err(io::Error::other)?;
         }
+        check_kinds(&report, &packet.files).inspect_err(|_| hang_up(wire))?;
         let id = match &report {
             Report::Begun(id) | Report::Done(id) | Report::Changed(id, _) => *id,
             Report::Ended(id, _) => *id,
@@ -257,7 +265,7 @@ fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::R
         match report {
             Report::Begun(_) => record.set_busy(true),
             Report::Done(_) => record.set_busy(false),
-            Report::Changed(_, change) => record.apply(change, packet.files),
+            Report::Changed(_, change) => close_aside(record.apply(change, packet.files)),
             Report::Ended(..) => record.lose(),
             Report::Answer(..) | Report::Short => {}
         }
@@ -274,6 +282,7 @@ mod tests {
     use std::os::fd::AsFd as _;
 
     use proptest::prelude::*;
+    use rustix::event::{EventfdFlags, eventfd};
 
     use super::super::ledger::{Entry, Ledger};
     use super::*;
@@ -308,7 +317,7 @@ mod tests {
         let own: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
         let noted = ledger.note(&Entry::Changes(vec![change.clone()]), &own);
         drop(own);
-        record.apply(change, files);
+        let _ = record.apply(change, files);
         ledger.settle(noted, record);
     }
 
@@ -358,7 +367,8 @@ mod tests {
         let report = |report: &Report| crate::network_process::encode(report).unwrap();
         process.send(&report(&Report::Begun(7)), &[]).unwrap();
         let call = Report::Changed(7, Change::Call(2));
-        process.send(&report(&call), &[null().as_fd()]).unwrap();
+        let signal = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        process.send(&report(&call), &[signal.as_fd()]).unwrap();
         process.send(&report(&Report::Done(7)), &[]).unwrap();
         process.send(&report(&Report::Begun(8)), &[]).unwrap();
         drop(process);
@@ -368,6 +378,31 @@ mod tests {
         let left = estate.left.lock().unwrap();
         assert_eq!(left["a"].record.changes().len(), 1);
         assert!(left["a"].record.is_whole());
+    }
+
+    /// What a process had as its end of the wire, its VMM may have got.
+    #[test]
+    fn who_never_stops_talking_is_not_heard_for_ever() {
+        let listener = Listener::new();
+        let (ledger, _record, mut vmm) = begin(&listener.store, "a", 7);
+        ledger.die();
+        let (process, near) = Wire::pair().unwrap();
+        let talks = std::thread::spawn(move || {
+            let begun = crate::network_process::encode(&Report::Begun(8)).unwrap();
+            while process.send(&begun, &[]).is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let mut heirlooms = listener.heirlooms();
+        heirlooms.push(("wire.1@net".to_owned(), near));
+        let begin = Instant::now();
+        let estate = Estate::read(Store::default(), heirlooms);
+        assert!(begin.elapsed() < 3 * END, "{:?}", begin.elapsed());
+        talks.join().unwrap();
+        // What it told last is not known.
+        assert!(!estate.left.lock().unwrap()["a"].record.is_whole());
+        estate.close();
+        assert_eq!(io::Read::read(&mut vmm, &mut [0; 1]).unwrap(), 0, "the VMM is told");
     }
 
     fn junk() -> impl Strategy<Value = (String, u8, Vec<u8>)> {

@@ -250,9 +250,9 @@ impl Dataplane for Fleet {
         }
     }
 
-    fn enter(&self, name: &str, process: UnixStream) -> io::Result<()> {
+    fn enter(&self, name: &str, process: &UnixStream, waits: &dyn Fn() -> bool) -> io::Result<()> {
         match self.home(name) {
-            Some(network) => network.enter(name, &process),
+            Some(network) => network.enter(name, process, waits),
             None => Err(io::Error::other("there is no such NIC")),
         }
     }

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ledger::{Entry, Ledger, Whose};
 use super::record::Record;
+use crate::aside::drop_aside;
 use crate::device::Change;
 use crate::node::Ending;
 use crate::store::Store;
@@ -31,17 +32,20 @@ impl Held {
         self.ledger.settle(noted, &self.record);
     }
 
-    /// Something has changed; descriptors may have been lost on the way.
-    pub(super) fn take(&mut self, change: Change, files: Vec<OwnedFd>, lost: bool) {
+    /// Something has changed; descriptors may have been lost on the way. Those that it takes the
+    /// place of are for the caller to close, once nobody waits for it.
+    #[must_use]
+    pub(super) fn take(&mut self, change: Change, files: Vec<OwnedFd>, lost: bool) -> Vec<OwnedFd> {
         let entry = Entry::Changes(vec![change.clone()]);
         let own: Vec<BorrowedFd<'_>> = files.iter().map(OwnedFd::as_fd).collect();
         let noted = !lost && self.ledger.note(&entry, &own);
         drop(own);
-        self.record.apply(change, files);
+        let gone = self.record.apply(change, files);
         if lost {
             self.record.lose();
         }
         self.ledger.settle(noted, &self.record);
+        gone
     }
 
     /// Has the session be in `store` alone, for the next daemon.
@@ -57,9 +61,12 @@ impl Held {
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
     }
 
-    /// Tells whoever waits for the end.
+    /// Tells whoever waits for the end. What the store has of it is let go of here; what the VMM
+    /// has sent is closed elsewhere.
     pub(super) fn end(self, ending: Ending) {
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
-        let _ = self.ended.send(ending);
+        let Self { stream, record, ended, .. } = self;
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        let _ = ended.send(ending);
+        drop_aside((stream, record));
     }
 }

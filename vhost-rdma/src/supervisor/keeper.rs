@@ -11,12 +11,15 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::fcntl_get_seals;
 
 use super::calls::Shared;
 use super::child::{ending, hang_up, spawn};
 use super::held::Held;
 use super::outside::Speaker as _;
 use super::state::{Legacy, Standby, State};
+use crate::aside::close_aside;
+use crate::device::Change;
 use crate::eventfd;
 use crate::network_process::{Answer, Numbered, Packet, Report, Request, Wire, decode, encode};
 use crate::node::{Ending, NicConfig};
@@ -25,13 +28,18 @@ use crate::store::Store;
 /// The program's hidden command.
 const COMMAND: &str = "network-process";
 /// How long a process may take for each step of its start.
-const START: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+const START: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 20 });
 /// How long a message may wait for a process that does not read.
 const SEND: Duration = Duration::from_secs(5);
 /// Requests whose answers may be on their way.
 const UNANSWERED: usize = 64;
 /// Messages of one process in a second: far more than VMMs cause, and little work.
 const PACE: u32 = 20_000;
+/// What the service manager may be told of a network's sessions in a second, beyond what it may be
+/// told at once: some hundred VMs start with less. It is everybody's, and each word costs it a look
+/// at all that it keeps.
+const TURNS: u32 = 20;
+const TURNS_AT_ONCE: u32 = 1000;
 
 /// Serves the network until it is time to end.
 pub(super) fn run(shared: &Shared) {
@@ -79,7 +87,9 @@ pub(super) fn run(shared: &Shared) {
 
 /// The process has died: what others knew of it goes, and then it can be started again.
 fn mourn(mut state: MutexGuard<'_, State>) {
-    state.mourn();
+    let over = state.mourn();
+    drop(state);
+    over.into_iter().for_each(|(held, ending)| held.end(ending));
 }
 
 /// How often the memory killer has ended a process of this network.
@@ -143,6 +153,8 @@ impl Process {
         shared.cgroup.enter(child.id());
         let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
         let mut process = Self { child, wire: Arc::new(wire), kept };
+        // Whoever wants the network's end reaches it here.
+        shared.state().starting = Some(process.wire.clone());
         if let Err(error) = shared.store.keep(&process.kept.1, process.wire.as_fd()) {
             let network = &shared.start.network;
             tracing::warn!(network, %error, "its sessions may not survive the daemon's end");
@@ -295,9 +307,14 @@ impl Process {
         files: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         let id = self.say(shared, request, files)?;
+        // For all that it tells meanwhile.
+        let until = Instant::now() + START;
+        let mut pace = Pace::new(Instant::now());
         loop {
             let mut fds = [PollFd::new(&*self.wire, PollFlags::IN)];
-            if poll(&mut fds, Some(&START))? == 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).map_err(io::Error::other)?;
+            if until <= Instant::now() || poll(&mut fds, Some(&left))? == 0 {
                 return Err(io::Error::other("it does not answer"));
             }
             let Some(packet) = self.wire.receive()? else {
@@ -313,7 +330,10 @@ impl Process {
                 Report::Answer(of, Answer::Refused(why)) if of == id => {
                     return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                 }
-                report => shared.take(report, rest),
+                report => {
+                    let turns = shared.take(report, rest);
+                    std::thread::sleep(pace.next(Instant::now(), turns));
+                }
             }
         }
     }
@@ -326,6 +346,7 @@ impl Process {
                 return String::new();
             }
             state.wire = Some(self.wire.clone());
+            state.starting = None;
             state.pid = Some(self.child.id());
             state.trouble = None;
         }
@@ -350,11 +371,11 @@ impl Process {
                 Ok(None) => return self.end(),
                 Err(error) => return format!("cannot be listened to: {error}"),
             };
-            match understand(packet) {
+            let turns = match understand(packet) {
                 Ok((report, rest)) => shared.take(report, rest),
                 Err(error) => return format!("is not to be trusted: {error}"),
-            }
-            std::thread::sleep(pace.next(Instant::now()));
+            };
+            std::thread::sleep(pace.next(Instant::now(), turns));
         }
     }
 
@@ -369,44 +390,79 @@ impl Process {
 
 type Rest = (Vec<OwnedFd>, bool);
 
-fn understand(packet: Packet) -> Result<(Report, Rest), crate::network_process::BadMessage> {
+fn understand(packet: Packet) -> io::Result<(Report, Rest)> {
     let Packet { bytes, files, files_lost } = packet;
-    let mut report: Report = decode(&bytes)?;
-    // Of descriptors that there was no room for, nobody knows how many there were.
-    if !files_lost {
-        report.check(files.len())?;
+    let sane = || {
+        let mut report: Report = decode(&bytes).map_err(io::Error::other)?;
+        // Of descriptors that there was no room for, nobody knows how many there were.
+        if !files_lost {
+            report.check(files.len()).map_err(io::Error::other)?;
+        }
+        check_kinds(&report, &files)?;
+        Ok(report)
+    };
+    match sane() {
+        Ok(report) => Ok((report, (files, files_lost))),
+        Err(error) => {
+            close_aside(files);
+            Err(error)
+        }
     }
-    Ok((report, (files, files_lost)))
+}
+
+/// An error unless descriptors are of the kinds that a guest's memory and its notifications have:
+/// to close another one, or to go on to the next program with it, may take long. A process checks
+/// its VMMs'; one that tells of others is not itself any more. No file system is asked.
+pub(super) fn check_kinds(report: &Report, files: &[OwnedFd]) -> io::Result<()> {
+    let Report::Changed(_, change) = report else { return Ok(()) };
+    for file in files {
+        match change {
+            Change::Memory(_) | Change::Plugged(_) => {
+                // Of memory files alone (mm/memfd.c, memfd_file_seals_ptr).
+                fcntl_get_seals(file).map_err(|_| io::Error::other("memory that is no memory"))?;
+            }
+            _ => eventfd::check(file.as_fd())?,
+        }
+    }
+    Ok(())
 }
 
 /// Holds back whoever talks without end.
 struct Pace {
     since: Instant,
     count: u32,
+    /// What the service manager may still be told.
+    turns: u32,
 }
 
 impl Pace {
     const fn new(now: Instant) -> Self {
-        Self { since: now, count: 0 }
+        Self { since: now, count: 0, turns: TURNS_AT_ONCE }
     }
 
-    /// How long the next message has to wait.
-    fn next(&mut self, now: Instant) -> Duration {
+    /// How long the next message has to wait, after one of which the service manager was told so
+    /// often.
+    fn next(&mut self, now: Instant, turns: u32) -> Duration {
         let passed = now.saturating_duration_since(self.since);
         if passed >= Duration::from_secs(1) {
-            *self = Self::new(now);
+            let more = u32::try_from(passed.as_secs()).unwrap_or(u32::MAX).saturating_mul(TURNS);
+            let turns = self.turns.saturating_add(more).min(TURNS_AT_ONCE);
+            *self = Self { since: now, count: 0, turns };
         }
         self.count += 1;
-        if self.count < PACE {
-            Duration::ZERO
+        let spent = self.turns < turns;
+        self.turns = self.turns.saturating_sub(turns);
+        if spent || self.count >= PACE {
+            Duration::from_secs(1).saturating_sub(now.saturating_duration_since(self.since))
         } else {
-            Duration::from_secs(1).saturating_sub(passed)
+            Duration::ZERO
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::calls::tests;
     use super::*;
 
     #[test]
@@ -414,9 +470,71 @@ mod tests {
         let begin = Instant::now();
         let mut pace = Pace::new(begin);
         for _ in 1..PACE {
-            assert_eq!(pace.next(begin), Duration::ZERO);
+            assert_eq!(pace.next(begin, 0), Duration::ZERO);
         }
-        assert_eq!(pace.next(begin), Duration::from_secs(1));
-        assert_eq!(pace.next(begin + Duration::from_secs(1)), Duration::ZERO);
+        assert_eq!(pace.next(begin, 0), Duration::from_secs(1));
+        assert_eq!(pace.next(begin + Duration::from_secs(1), 0), Duration::ZERO);
+    }
+
+    /// A VMM that says something harmless over and over has a page begun for every 64 messages.
+    #[test]
+    fn the_service_manager_is_told_seldom_for_long() {
+        let begin = Instant::now();
+        let mut pace = Pace::new(begin);
+        for _ in 0..TURNS_AT_ONCE {
+            assert_eq!(pace.next(begin, 1), Duration::ZERO);
+        }
+        let (mut now, mut told) = (begin, 0);
+        while now < begin + Duration::from_secs(100) {
+            now += pace.next(now, 1);
+            told += 1;
+        }
+        assert!(told <= 100 * (TURNS + 2), "{told}");
+        // Who says little is not held back.
+        for second in 0..60 {
+            let now = now + Duration::from_secs(60 + second);
+            assert_eq!(pace.next(now, 1), Duration::ZERO);
+        }
+    }
+
+    /// One that talks all the time and never answers.
+    #[test]
+    fn who_says_anything_but_the_answer_is_given_up() {
+        let shared = tests::shared();
+        let (near, far) = Wire::pair().unwrap();
+        let far = Wire::new(far);
+        let talks = std::thread::spawn(move || {
+            let begun = encode(&Report::Begun(1)).unwrap();
+            while far.send(&begun, &[]).is_ok() {}
+        });
+        let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let kept = (Store::default(), String::new());
+        let mut process = Process { child, wire: Arc::new(near), kept };
+        let begin = Instant::now();
+        let asked = process.ask(&shared, Request::Run, &[]);
+        assert_eq!(asked.unwrap_err().to_string(), "it does not answer");
+        assert!(begin.elapsed() < START + Duration::from_secs(3), "{:?}", begin.elapsed());
+        // And whoever wants the network's end need not wait for that.
+        shared.state().starting = Some(process.wire.clone());
+        shared.give_up();
+        talks.join().unwrap();
+    }
+
+    #[test]
+    fn descriptors_of_other_kinds_are_no_memory_and_no_signal() {
+        let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let (pipe, _) = io::pipe().unwrap();
+        let piece = crate::device::Piece { start: 0, len: 4096, vmm: 0, offset: 0 };
+        for change in [Change::Kick(0), Change::Call(0), Change::Plugged(piece)] {
+            let report = Report::Changed(1, change);
+            let files = |file: &dyn Fn() -> OwnedFd| vec![file()];
+            assert!(check_kinds(&report, &files(&|| null.try_clone().unwrap())).is_err());
+            assert!(check_kinds(&report, &files(&|| pipe.try_clone().unwrap().into())).is_err());
+        }
+        let signal = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let told = |change, file| check_kinds(&Report::Changed(1, change), &[file]);
+        told(Change::Kick(0), signal).unwrap();
+        told(Change::Plugged(piece), memory).unwrap();
     }
 }

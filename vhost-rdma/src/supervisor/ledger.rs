@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::part::label;
 use super::record::Record;
+use crate::aside::close_aside;
 use crate::device::Change;
 use crate::network_process::{BadMessage, FILES_MAX, Packet, Wire, decode, encode};
 use crate::node::NicConfig;
@@ -95,6 +96,8 @@ pub(super) struct Ledger {
     serial: u64,
     /// None if nothing is kept.
     page: Option<Page>,
+    /// Pages that were begun, until somebody asks.
+    turns: u32,
 }
 
 #[derive(Debug)]
@@ -121,7 +124,7 @@ impl Ledger {
     pub(super) fn new(store: &Store, whose: Whose, serial: Option<u64>) -> Self {
         let serial = serial.unwrap_or_else(now);
         let stream = format!("stream.{serial}@{}", whose.nic);
-        Self { store: store.clone(), whose, stream, serial, page: None }
+        Self { store: store.clone(), whose, stream, serial, page: None, turns: 0 }
     }
 
     /// Whether the store has the session's stream under this name.
@@ -164,6 +167,12 @@ impl Ledger {
         }
     }
 
+    /// Pages that were begun since the last time that this was asked. Each is work for the service
+    /// manager, which is everybody's.
+    pub(super) const fn take_turns(&mut self) -> u32 {
+        std::mem::replace(&mut self.turns, 0)
+    }
+
     fn heed(&mut self, done: io::Result<()>) {
         if let Err(error) = done {
             let nic = &self.whose.nic;
@@ -190,6 +199,7 @@ impl Ledger {
         }
         send(&mut page, &Entry::Whole, &[])?;
         page.entries = 0;
+        self.turns = self.turns.saturating_add(1);
         self.store.keep(&page.name, end.as_fd())?;
         if let Some(old) = self.page.replace(page) {
             self.store.forget(&old.name);
@@ -290,7 +300,7 @@ fn take(record: &mut Record, packet: Packet) -> Result<bool, BadLedger> {
                     return Err(BadLedger::Files);
                 }
                 crate::network_process::check_change(&change, own.len())?;
-                record.apply(change, own);
+                close_aside(record.apply(change, own));
             }
             if files_lost {
                 record.lose();

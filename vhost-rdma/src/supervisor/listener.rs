@@ -268,12 +268,12 @@ impl Keeper {
         let entry = seat.entry();
         let stream = self.accept()?;
         let peer = Peer::of(&stream)?;
-        if !self.lets_in(&peer) {
-            return Ok(());
-        }
-        let connected = stream.try_clone().and_then(|own| seat.connect(own));
-        let connection = connected.inspect_err(|_| seat.left())?;
+        let lets_in = self.lets_in(&peer);
+        let connected = lets_in.then(|| stream.try_clone().and_then(|own| seat.connect(own)));
+        // Before the stream is closed, which may take long (`aside`).
         drop(entry);
+        let Some(connected) = connected else { return Ok(()) };
+        let connection = connected.inspect_err(|_| seat.left())?;
         self.attend(work, (peer, stream), connection);
         Ok(())
     }

@@ -239,11 +239,16 @@ impl Network {
     }
 
     /// Hands a process in. Nothing of it is kept here: when the network's process dies its socket
-    /// ends, and it begins anew.
-    pub(super) fn enter(&self, name: &str, process: &UnixStream) -> io::Result<()> {
+    /// ends, and it begins anew. How long its NIC takes is the affair of whoever `waits` there.
+    pub(super) fn enter(
+        &self,
+        name: &str,
+        process: &UnixStream,
+        waits: &dyn Fn() -> bool,
+    ) -> io::Result<()> {
         self.shared.ready().map_err(io::Error::other)?;
         let request = Request::Enter(name.to_owned());
-        match self.shared.call((request, &[process.as_fd()]), PATIENCE, |_| ()) {
+        match self.shared.call_while((request, &[process.as_fd()]), waits) {
             Ok(Answer::Done) => Ok(()),
             Ok(Answer::Refused(why)) | Err(NoAnswer::Away(why) | NoAnswer::Lost(why, _)) => {
                 Err(io::Error::other(why))

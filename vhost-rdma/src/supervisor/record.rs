@@ -59,9 +59,11 @@ impl Record {
         self.broken
     }
 
-    /// Keeps a change, whose descriptors were counted.
-    pub(super) fn apply(&mut self, change: Change, files: Vec<OwnedFd>) {
+    /// Keeps a change, whose descriptors were counted; those that were there before.
+    #[must_use]
+    pub(super) fn apply(&mut self, change: Change, files: Vec<OwnedFd>) -> Vec<OwnedFd> {
         let mut files = files.into_iter();
+        let mut gone = Vec::new();
         match change {
             Change::Features(features) => self.features = Some(features),
             Change::ProtocolFeatures(features) => self.protocol = Some(features),
@@ -69,24 +71,38 @@ impl Record {
                 self.features = None;
                 self.queues.values_mut().for_each(|queue| queue.enabled = None);
             }
-            Change::Memory(pieces) => self.memory = pieces.into_iter().zip(files).collect(),
+            Change::Memory(pieces) => {
+                let new = pieces.into_iter().zip(files.by_ref()).collect();
+                let old = std::mem::replace(&mut self.memory, new);
+                gone.extend(old.into_iter().map(|(_, file)| file));
+            }
             Change::Plugged(piece) => self.memory.extend(files.next().map(|file| (piece, file))),
-            Change::Unplugged(start) => self.memory.retain(|(piece, _)| piece.start != start),
+            Change::Unplugged(start) => {
+                let out = self.memory.extract_if(.., |(piece, _)| piece.start == start);
+                gone.extend(out.map(|(_, file)| file));
+            }
             Change::Size(queue, size) => self.queue(queue).size = Some(size),
             Change::Place(queue, place) => self.queue(queue).place = Some(place),
             Change::Base(queue, base) => self.queue(queue).base = Some(base),
             Change::Enabled(queue, enabled) => self.queue(queue).enabled = Some(enabled),
-            Change::Kick(queue) => self.queue(queue).kick = files.next(),
-            Change::Call(queue) => self.queue(queue).call = files.next(),
+            Change::Kick(queue) => {
+                gone.extend(std::mem::replace(&mut self.queue(queue).kick, files.next()));
+            }
+            Change::Call(queue) => {
+                gone.extend(std::mem::replace(&mut self.queue(queue).call, files.next()));
+            }
             Change::Stopped(queue, base) => {
                 let queue = self.queue(queue);
                 queue.base = Some(base);
-                queue.kick = None;
-                queue.call = None;
+                gone.extend(queue.kick.take());
+                gone.extend(queue.call.take());
             }
         }
         self.broken |= self.memory.len() > PIECES_MAX;
-        self.memory.truncate(PIECES_MAX);
+        let more = self.memory.len().min(PIECES_MAX);
+        gone.extend(self.memory.drain(more..).map(|(_, file)| file));
+        gone.extend(files);
+        gone
     }
 
     /// Its number was checked (`protocol`), so there are not many.
@@ -149,15 +165,15 @@ mod tests {
     fn the_last_word_counts_and_the_order_is_one_that_can_be_followed() {
         let place = Place { descriptors: 1, used: 2, available: 3 };
         let mut record = Record::default();
-        record.apply(Change::Kick(0), vec![file()]);
-        record.apply(Change::Place(0, place), Vec::new());
-        record.apply(Change::Size(0, 32), Vec::new());
-        record.apply(Change::Size(0, 64), Vec::new());
-        record.apply(Change::Base(0, 7), Vec::new());
-        record.apply(Change::Base(1, 9), Vec::new());
-        record.apply(Change::Memory(vec![piece(0), piece(8192)]), vec![file(), file()]);
-        record.apply(Change::Unplugged(0), Vec::new());
-        record.apply(Change::Features(5), Vec::new());
+        let _ = record.apply(Change::Kick(0), vec![file()]);
+        let _ = record.apply(Change::Place(0, place), Vec::new());
+        let _ = record.apply(Change::Size(0, 32), Vec::new());
+        let _ = record.apply(Change::Size(0, 64), Vec::new());
+        let _ = record.apply(Change::Base(0, 7), Vec::new());
+        let _ = record.apply(Change::Base(1, 9), Vec::new());
+        let _ = record.apply(Change::Memory(vec![piece(0), piece(8192)]), vec![file(), file()]);
+        let _ = record.apply(Change::Unplugged(0), Vec::new());
+        let _ = record.apply(Change::Features(5), Vec::new());
         let expected = [
             (Change::Features(5), 0),
             (Change::Plugged(piece(8192)), 1),
@@ -167,7 +183,7 @@ mod tests {
             (Change::Base(1, 9), 0),
         ];
         assert_eq!(told(&record), expected);
-        record.apply(Change::Stopped(0, 11), Vec::new());
+        let _ = record.apply(Change::Stopped(0, 11), Vec::new());
         assert!(told(&record).contains(&(Change::Base(0, 11), 0)));
         assert!(!told(&record).contains(&(Change::Kick(0), 1)));
     }
@@ -188,7 +204,7 @@ mod tests {
     fn memory_without_end_is_not_kept() {
         let mut record = Record::default();
         for n in 0..2 * PIECES_MAX as u64 {
-            record.apply(Change::Plugged(piece(n * 4096)), vec![file()]);
+            let _ = record.apply(Change::Plugged(piece(n * 4096)), vec![file()]);
         }
         assert_eq!(record.memory.len(), PIECES_MAX);
         assert!(!record.is_whole());

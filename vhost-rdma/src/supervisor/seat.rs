@@ -74,9 +74,9 @@ impl Seat {
         self.dataplane.connect(&self.name, vmm)
     }
 
-    /// Takes a process in.
-    pub(super) fn enter(&self, process: UnixStream) -> io::Result<()> {
-        self.dataplane.enter(&self.name, process)
+    /// Takes a process in, while the caller `waits`.
+    pub(super) fn enter(&self, process: &UnixStream, waits: &dyn Fn() -> bool) -> io::Result<()> {
+        self.dataplane.enter(&self.name, process, waits)
     }
 
     /// What the NIC does now.

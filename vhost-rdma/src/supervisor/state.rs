@@ -49,6 +49,8 @@ pub(super) struct Legacy {
 pub(super) struct State {
     /// To the process that serves now.
     pub(super) wire: Option<Arc<Wire>>,
+    /// To one that is being started.
+    pub(super) starting: Option<Arc<Wire>>,
     pub(super) pid: Option<u32>,
     pub(super) stopping: bool,
     pub(super) nics: BTreeMap<String, Known>,
@@ -114,8 +116,11 @@ impl State {
     }
 
     /// The process has died: nobody waits for it any more, and nothing that it counted is lost.
-    pub(super) fn mourn(&mut self) {
+    /// Sessions that are over with it, which are for the caller to end, and how.
+    #[must_use]
+    pub(super) fn mourn(&mut self) -> Vec<(Held, Ending)> {
         self.wire = None;
+        self.starting = None;
         self.pid = None;
         self.pending.clear();
         self.late_until = None;
@@ -129,16 +134,23 @@ impl State {
         let over = |held: &Held| !held.record.is_whole() || held.has_hung_up();
         let ended: Vec<u64> =
             self.sessions.iter().filter(|(_, held)| over(held)).map(|(id, _)| *id).collect();
-        for held in ended.iter().filter_map(|id| self.sessions.remove(id)) {
+        let ended = ended.iter().filter_map(|id| self.sessions.remove(id));
+        let how = |held: Held| {
             let why = "the network's process died in the middle of a message";
             let hung_up = held.has_hung_up();
-            held.end(if hung_up { Ending::Closed } else { Ending::Broken(why.to_owned()) });
-        }
+            (held, if hung_up { Ending::Closed } else { Ending::Broken(why.to_owned()) })
+        };
+        ended.map(how).collect()
     }
 
     pub(super) fn held(&mut self, id: u64, with: impl FnOnce(&mut Held)) {
         if let Some(held) = self.sessions.get_mut(&id) {
             with(held);
         }
+    }
+
+    /// How often the store was told of sessions since the last time that this was asked.
+    pub(super) fn turns(&mut self, id: u64) -> u32 {
+        self.sessions.get_mut(&id).map_or(0, |held| held.ledger.take_turns())
     }
 }

@@ -30,6 +30,9 @@ use super::Watch;
 /// that is busy.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// Between two looks whether a thread has ended.
+const LOOK: Duration = Duration::from_millis(1);
+
 /// There is no thread.
 const AWAY: u32 = 0;
 /// There is one, and it works or is about to look.
@@ -189,6 +192,26 @@ impl OnCall {
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!(thread = self.name, "a thread of a connection panicked");
         }
+    }
+
+    /// As [`Self::end`], but no longer than so; false if its thread still does something then. It
+    /// ends when it is done with it.
+    pub(crate) fn end_within(self: &Arc<Self>, time: Duration) -> bool {
+        {
+            let _thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            self.ending.store(NOW, SeqCst);
+        }
+        wake(&self.ending);
+        self.wake();
+        let until = Instant::now() + time;
+        while !matches!(self.mode.load(SeqCst), AWAY | OVER) {
+            if Instant::now() > until {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.end();
+        true
     }
 
     fn finish(self: &Arc<Self>) {

@@ -1,5 +1,6 @@
 //! The connection manager of processes (section 8), as raw commands over the real socket.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -255,6 +256,43 @@ fn a_flood_of_requests_leaves_others_alone() {
     assert_eq!(bystander.accept(id, 0, None), err::OK);
 }
 
+/// A NIC ends while VMs ask it for connections without end, at a port where nobody listens: each
+/// request has an answer, and there are always more. It says what it had to say (that a connection
+/// is over), and hears nothing more.
+#[test]
+fn a_flood_of_requests_does_not_keep_a_nic_from_its_end() {
+    let scene = Scene::new();
+    let ((_caller, _), (victim, _)) = connected(&scene);
+    let over = Arc::new(AtomicBool::new(false));
+    let speakers: Vec<_> = (0..3).map(|_| Speaker::new(&scene, ipv4_gid(9, 2))).collect();
+    let floods: Vec<_> = speakers
+        .into_iter()
+        .map(|mut speaker| {
+            let over = over.clone();
+            std::thread::spawn(move || {
+                let mut asks = request(&speaker.gid(), 1);
+                asks[32..40].copy_from_slice(&(0x0106_0000 | u64::from(PORT + 1)).to_be_bytes());
+                while !over.load(Ordering::Relaxed) {
+                    speaker.says_often(&asks);
+                }
+                speaker
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    let begin = Instant::now();
+    scene.world.daemon.run(&["nic", "rm", "red"]);
+    let took = begin.elapsed();
+    over.store(true, Ordering::Relaxed);
+    let mut speakers: Vec<_> = floods.into_iter().map(|flood| flood.join().unwrap()).collect();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    // Their devices are there.
+    for speaker in &mut speakers {
+        speaker.says(&request(&speaker.gid(), 1));
+    }
+    drop(victim);
+}
+
 /// A VM that asks for connections without end and takes none up: those of others come about without
 /// a datagram that has to be said again (the first wait is 250 ms).
 #[test]
@@ -380,7 +418,22 @@ impl Speaker {
         let send = SendWr::datagram(1, &[self.mad.sge()], self.ah, 1, 0x8001_0000);
         self.end.run_ok(&send);
     }
+
+    /// The same a number of times, with nothing between.
+    fn says_often(&mut self, bytes: &[u8; 256]) {
+        self.mad.set(bytes);
+        for n in 0..LIST {
+            let send = SendWr::datagram(n, &[self.mad.sge()], self.ah, 1, 0x8001_0000);
+            self.end.qp.post_send(&send);
+        }
+        for _ in 0..LIST {
+            assert_eq!(self.end.scq.one().status, 0);
+        }
+    }
 }
+
+/// Datagrams that are posted as one list.
+const LIST: u64 = 32;
 
 /// A REQ for our port at 10.0.9.2, of this communication ID and queue pair.
 fn request(from: &[u8; 16], number: u32) -> [u8; 256] {

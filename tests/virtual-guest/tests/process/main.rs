@@ -17,3 +17,4 @@ mod hostile;
 mod mirrors;
 mod owners;
 mod scene;
+mod slow;

@@ -72,10 +72,24 @@ impl Shared {
                 self.wait(next);
             }
         }
-        // What ended with the NIC is said.
-        while self.machine().has_sends() {
-            self.turn();
+        // What ended with the NIC is said, and nobody is heard any more: a peer that never stops
+        // would have this never end.
+        loop {
+            let sends = self.machine().take_sends(TURN);
+            if sends.is_empty() {
+                return;
+            }
+            self.say(sends);
         }
+    }
+
+    fn say(&self, sends: Vec<Mad>) {
+        // A worker that does not answer loses them, as a wire does.
+        let _ = self.nic.call(PATIENCE, move |shard, id, _| {
+            for mad in sends {
+                shard.send_management(id, &mad);
+            }
+        });
     }
 
     /// When the next one is to be.
@@ -99,12 +113,7 @@ impl Shared {
         let next = if at_once { Some(0) } else { machine.deadline() };
         drop((machine, heard));
         if !sends.is_empty() {
-            // A worker that does not answer loses them, as a wire does.
-            let _ = self.nic.call(PATIENCE, move |shard, id, _| {
-                for mad in sends {
-                    shard.send_management(id, &mad);
-                }
-            });
+            self.say(sends);
         }
         next
     }

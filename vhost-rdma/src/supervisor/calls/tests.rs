@@ -9,12 +9,13 @@ use super::super::held::Held;
 use super::super::ledger::{Ledger, Whose};
 use super::super::record::Record;
 use super::*;
+use crate::aside::tests::slow;
 use crate::device::{Change, Piece, Place};
 use crate::network_process::VERSION;
 use crate::node::Ending;
 use crate::telemetry::LogFormat;
 
-fn shared() -> Shared {
+pub(in crate::supervisor) fn shared() -> Shared {
     let (network, log_format) = ("net".to_owned(), LogFormat::Text);
     let qpns = crate::qpn::Key::default();
     let start = Start {
@@ -94,8 +95,9 @@ proptest! {
         for held in state.sessions.values() {
             prop_assert!(held.record.changes().len() < 36 * 6 + 509 + 2);
         }
-        state.mourn();
+        let over = state.mourn();
         drop(state);
+        over.into_iter().for_each(|(held, ending)| held.end(ending));
         for (id, (_vmm, end)) in (1..).zip(ends) {
             let goes_on = shared.state().sessions.contains_key(&id);
             prop_assert_eq!(goes_on, end.try_recv().is_err(), "it goes on, or is told");
@@ -113,10 +115,38 @@ fn a_session_in_the_middle_of_a_message_ends_with_its_process() {
     shared.take(Report::Done(1), (Vec::new(), false));
     shared.take(Report::Begun(2), (Vec::new(), false));
     drop(gone);
-    shared.state().mourn();
+    let over = shared.state().mourn();
+    over.into_iter().for_each(|(held, ending)| held.end(ending));
     assert!(quiet.try_recv().is_err(), "it goes on");
     assert!(matches!(busy.try_recv(), Ok(Ending::Broken(_))));
     assert_eq!(closed.try_recv(), Ok(Ending::Closed));
+}
+
+/// A process that is not itself any more hands on what its VMM has sent.
+#[test]
+fn what_is_slow_to_close_holds_up_nobody_who_looks() {
+    const LONG: Duration = Duration::from_secs(5);
+    let shared = shared();
+    let (_vmm, end) = hold(&shared, 1);
+    let begin = Instant::now();
+    let mut peers = Vec::new();
+    let mut tell = |id, change| {
+        let (file, peer) = slow(LONG);
+        peers.push(peer);
+        shared.take(Report::Changed(id, change), (vec![file], false));
+        drop(shared.state());
+    };
+    tell(1, Change::Kick(0));
+    tell(1, Change::Kick(0));
+    tell(1, Change::Plugged(Piece { start: 0, len: 4096, vmm: 1, offset: 0 }));
+    // There is no such session.
+    tell(2, Change::Kick(0));
+    let memory = Change::Memory(Vec::new());
+    shared.take(Report::Changed(1, memory), (Vec::new(), false));
+    shared.take(Report::Ended(1, Ending::Closed), (Vec::new(), false));
+    assert_eq!(end.try_recv(), Ok(Ending::Closed));
+    drop(shared.state());
+    assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
 }
 
 /// Another process may be there before those who waited for the first one have heard of its end.
