@@ -37,6 +37,7 @@ pub mod events;
 pub mod foreign;
 pub mod foreign_cm;
 pub mod guest;
+pub mod lingering;
 pub mod pages;
 pub mod process;
 pub mod qp;

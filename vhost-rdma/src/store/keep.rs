@@ -34,6 +34,7 @@ use rustix::process::{Pid, WaitOptions, kill_process, set_parent_process_death_s
 
 use super::successor::become_heir;
 use super::{FIRST, Heirloom, NOTIFY};
+use crate::aside::{close_aside, drop_aside};
 use crate::network_process::Wire;
 use crate::{limits, socket, telemetry};
 
@@ -222,6 +223,9 @@ impl Parent {
             let text = String::from_utf8_lossy(bytes.get(..got).unwrap_or_default());
             if own {
                 self.take(&text, files);
+            } else {
+                // Anybody finds the socket's name (/proc/net/unix).
+                close_aside(files);
             }
         }
     }
@@ -231,10 +235,14 @@ impl Parent {
         self.ready |= has("READY=1");
         let Some(name) = text.lines().find_map(|line| line.strip_prefix("FDNAME=")) else { return };
         if has("FDSTOREREMOVE=1") {
-            self.kept.retain(|(kept, _)| kept != name);
+            // Of VMMs, too.
+            let (gone, kept) = self.kept.drain(..).partition(|(kept, _)| kept == name);
+            self.kept = kept;
+            drop_aside::<VecDeque<Heirloom>>(gone);
         } else if has("FDSTORE=1") && fits(name) {
             for file in files {
                 if self.kept.iter().any(|(_, kept)| is_the_same(kept, &file)) {
+                    // It is kept, so this is not the last of it.
                     continue;
                 }
                 if self.kept.len() >= MOST {

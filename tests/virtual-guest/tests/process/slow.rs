@@ -1,46 +1,20 @@
 //! Sockets that take as long to close as their process likes: whoever closes them waits alone.
 //!
-//! A TCP socket that lingers, with bytes that its peer does not read, holds whoever closes the last
-//! descriptor of it (socket(7), `SO_LINGER`). A process sends such a descriptor and keeps none, so
-//! that the daemon has the last one, whether or not it has looked at the packet.
+//! A process sends a descriptor of one and keeps none, so that the daemon has the last, whether or
+//! not it has looked at the packet.
 
-use std::io::{ErrorKind, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::set_socket_linger;
 use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::lingering::{let_go, lingering};
 use virtual_guest::process;
 
 use crate::scene::Scene;
 
 /// What may take some milliseconds, on a machine that does much else.
 const SOON: Duration = Duration::from_secs(10);
-/// Longer than any wait of the daemon's.
-const LONG: Duration = Duration::from_secs(600);
-
-/// A socket that lingers, and its peer, which reads nothing.
-fn lingering() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (peer, _) = listener.accept().unwrap();
-    ours.set_nonblocking(true).unwrap();
-    let bytes = [0; 1 << 16];
-    while match ours.write(&bytes) {
-        Ok(_) => true,
-        Err(error) if error.kind() == ErrorKind::WouldBlock => false,
-        Err(error) => panic!("{error}"),
-    } {}
-    set_socket_linger(&ours, Some(LONG)).unwrap();
-    (ours, peer)
-}
-
-/// Closes it here, where it may be the last as well: if nobody has taken it, or is done with it.
-fn let_go(slow: TcpStream) {
-    std::thread::spawn(move || drop(slow));
-}
-
 /// Connects, and says something with such a socket before anybody has looked; false if it was not
 /// quick enough.
 fn knock_with_one(scene: &Scene, kept: &mut Vec<(OwnedFd, TcpStream)>) -> bool {

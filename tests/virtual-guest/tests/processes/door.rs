@@ -1,12 +1,16 @@
 //! Whoever connects while the daemon is away, or becomes another program, waits and is served.
 
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd as _;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use virtual_guest::daemon::{Daemon, DaemonOptions};
 use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::lingering::{let_go, lingering};
+use virtual_guest::process;
 use virtual_guest::world::{Ends, Node, World};
 
 use super::{eventually, kept, kill, node, pair, replace_supervisor, start_anew};
@@ -189,4 +193,31 @@ fn a_socket_whose_file_was_replaced_meanwhile_is_not_gone_on_with() {
         },
         2,
     );
+}
+
+/// Anybody finds the name of the socket at which the parent hears the daemon (/proc/net/unix).
+#[test]
+fn a_stranger_at_the_parents_socket_keeps_it_from_nothing() {
+    let world = kept();
+    let a = node(&world, "net");
+    let sockets = std::fs::read_to_string("/proc/net/unix").expect("a list of sockets");
+    let (slow, _peer) = lingering();
+    let names = sockets.lines().filter_map(|line| line.split_once("@vhost-rdma-keep-"));
+    let mut told = 0;
+    for (_, rest) in names {
+        let name = format!("vhost-rdma-keep-{}", rest.trim());
+        let address = SocketAddr::from_abstract_name(name).expect("a name");
+        let socket = UnixDatagram::unbound().expect("a socket");
+        // Another test's parent may be gone.
+        if socket.connect_addr(&address).is_ok() {
+            told += u32::from(process::send(&socket, b"FDSTORE=1", &[slow.as_fd()]).is_ok());
+        }
+    }
+    assert!(told > 0, "nobody was told");
+    let_go(slow);
+    // It starts the daemon again.
+    kill(world.daemon.supervisor().expect("it is there"));
+    told_that_it_is_lost(&a.guest);
+    let a = start_anew(&a);
+    writes(&mut pair(&a, &node(&world, "net")), 1);
 }
