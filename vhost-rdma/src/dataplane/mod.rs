@@ -172,7 +172,7 @@ impl LocalDataplane {
         if let Some(house) = self.house(name) {
             return process::enter(&house, process, told);
         }
-        drop_aside(process);
+        drop_aside(name, process);
         told(Err(io::Error::other("the NIC is not for processes")));
     }
 

@@ -376,7 +376,7 @@ impl Process {
         let told = move |done: io::Result<()>| tell(&wire, &Report::Answer(id, answer(done)), &[]);
         match one(files) {
             Some(stream) if self.saved => {
-                drop_aside(stream);
+                drop_aside(nic, stream);
                 told(Err(io::Error::other("another process goes on")));
             }
             Some(stream) => self.dataplane.let_in(nic, stream, told),

@@ -46,6 +46,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const MOST_WAIT: Duration = Duration::from_secs(30);
 /// A daemon that lived so long did not die of its start.
 const CALM: Duration = Duration::from_secs(60);
+/// Who else may speak to it.
+const STRANGERS: &str = "strangers";
 /// Ends the descriptors that are handed down.
 const END: &[u8] = b"\0";
 
@@ -225,7 +227,7 @@ impl Parent {
                 self.take(&text, files);
             } else {
                 // Anybody finds the socket's name (/proc/net/unix).
-                close_aside(files);
+                close_aside(STRANGERS, files);
             }
         }
     }
@@ -238,7 +240,7 @@ impl Parent {
             // Of VMMs, too.
             let (gone, kept) = self.kept.drain(..).partition(|(kept, _)| kept == name);
             self.kept = kept;
-            drop_aside::<VecDeque<Heirloom>>(gone);
+            drop_aside::<VecDeque<Heirloom>>(name, gone);
         } else if has("FDSTORE=1") && fits(name) {
             for file in files {
                 if self.kept.iter().any(|(_, kept)| is_the_same(kept, &file)) {

@@ -251,7 +251,8 @@ impl Drop for Listening {
         // Who waits there, and was not accepted, may have sent something already.
         let flags = SocketFlags::CLOEXEC;
         if let Ok(none) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) {
-            drop_aside(std::mem::replace(&mut self.listener, UnixListener::from(none)));
+            let socket = self.path.display().to_string();
+            drop_aside(&socket, std::mem::replace(&mut self.listener, UnixListener::from(none)));
         }
     }
 }

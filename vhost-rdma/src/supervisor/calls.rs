@@ -273,7 +273,7 @@ impl Shared {
         if let Some((held, ending)) = over {
             held.end(ending);
         }
-        close_aside(files);
+        close_aside(&self.start.network, files);
         turns
     }
 }

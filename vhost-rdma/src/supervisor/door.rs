@@ -4,9 +4,8 @@
 //! connection is looked at, handed to the data plane and forgotten; however many come, nothing here
 //! grows. The thread that does it is there when somebody comes.
 //!
-//! It may stay longer than anybody likes: to close the socket of a process that was turned away can
-//! take as long as that process wants (`aside`). So the end of a NIC does not wait for it
-//! for long, and nothing that others need is held meanwhile.
+//! Those that come may be slow to be taken in, and their sockets slow to close (`aside`). So the
+//! end of a NIC does not wait for the thread for long, and who causes that waits outside.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -16,6 +15,7 @@ use std::time::Duration;
 use super::listener::{NicSocket, RETRY};
 use super::peer::Peer;
 use super::seat::Seat;
+use crate::aside::{drop_aside, is_crowded};
 use crate::watch::{Heard, OnCall, Watch, Watched};
 
 /// How long the end of a NIC waits for the thread before it is left behind.
@@ -67,6 +67,11 @@ impl Drop for Door {
 
 fn let_all_in(work: &OnCall, seat: &Seat, at_socket: &Watched<Arc<NicSocket>>) {
     while !work.is_ending() && at_socket.file().has_somebody() {
+        // What others of this NIC have sent keeps threads busy that close it.
+        if is_crowded(seat.name()) {
+            work.pause(RETRY);
+            continue;
+        }
         if let Err(error) = let_in(work, seat, at_socket.file()) {
             tracing::warn!(nic = seat.name(), %error, "a process is turned away");
             // What is wrong with the host may pass; who is refused again and again is not heard
@@ -83,8 +88,8 @@ fn let_in(work: &OnCall, seat: &Seat, socket: &NicSocket) -> io::Result<()> {
     let entry = seat.entry();
     let stream = socket.accept()?;
     let done = welcome(work, seat, (socket, &stream));
-    // Before the stream is closed.
     drop(entry);
+    drop_aside(seat.name(), stream);
     done
 }
 

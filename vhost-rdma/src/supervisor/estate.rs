@@ -265,7 +265,9 @@ fn apply(network: &str, wire: &Wire, left: &mut BTreeMap<String, Left>) -> io::R
         match report {
             Report::Begun(_) => record.set_busy(true),
             Report::Done(_) => record.set_busy(false),
-            Report::Changed(_, change) => close_aside(record.apply(change, packet.files)),
+            Report::Changed(_, change) => {
+                close_aside(ledger::LEFT, record.apply(change, packet.files));
+            }
             Report::Ended(..) => record.lose(),
             Report::Answer(..) | Report::Short => {}
         }

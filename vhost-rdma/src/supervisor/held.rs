@@ -64,9 +64,9 @@ impl Held {
     /// Tells whoever waits for the end. What the store has of it is let go of here; what the VMM
     /// has sent is closed elsewhere.
     pub(super) fn end(self, ending: Ending) {
-        let Self { stream, record, ended, .. } = self;
+        let Self { nic, stream, record, ended, .. } = self;
         let _ = stream.shutdown(std::net::Shutdown::Both);
         let _ = ended.send(ending);
-        drop_aside((stream, record));
+        drop_aside(&nic, (stream, record));
     }
 }

@@ -404,7 +404,7 @@ fn understand(packet: Packet) -> io::Result<(Report, Rest)> {
     match sane() {
         Ok(report) => Ok((report, (files, files_lost))),
         Err(error) => {
-            close_aside(files);
+            close_aside(COMMAND, files);
             Err(error)
         }
     }

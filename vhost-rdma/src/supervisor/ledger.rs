@@ -30,6 +30,8 @@ pub(super) const VERSION: u32 = 1;
 const ENTRIES_MAX: usize = 64;
 /// How long an entry waits for room: there is nobody who makes some.
 const WAIT: Duration = Duration::from_millis(1);
+/// Whose descriptors are closed that an earlier supervisor left.
+pub(super) const LEFT: &str = "left";
 /// Bytes of changes in one entry, about.
 const BYTES_MAX: usize = 32 << 10;
 
@@ -300,7 +302,7 @@ fn take(record: &mut Record, packet: Packet) -> Result<bool, BadLedger> {
                     return Err(BadLedger::Files);
                 }
                 crate::network_process::check_change(&change, own.len())?;
-                close_aside(record.apply(change, own));
+                close_aside(LEFT, record.apply(change, own));
             }
             if files_lost {
                 record.lose();

@@ -24,6 +24,7 @@ use rustix::net::SocketType;
 
 use super::peer::Peer;
 use super::seat::Seat;
+use crate::aside::{drop_aside, is_crowded};
 use crate::node::{AttachError, Connection, Ending, Guests, Heirloom, NicConfig};
 use crate::socket;
 use crate::store::{Listening, Owner, Sockets};
@@ -225,6 +226,8 @@ impl Keeper {
                 // have its successor there already.
                 Some(served) if served.peer.has_hung_up() => self.undo(),
                 _ if !self.socket.has_somebody() => break,
+                // What others of this NIC have sent keeps threads busy that close it.
+                _ if is_crowded(&self.name) => work.pause(RETRY),
                 Some(_) => self.refuse(work),
                 None => {
                     if let Err(error) = self.serve(work) {
@@ -270,10 +273,16 @@ impl Keeper {
         let peer = Peer::of(&stream)?;
         let lets_in = self.lets_in(&peer);
         let connected = lets_in.then(|| stream.try_clone().and_then(|own| seat.connect(own)));
-        // Before the stream is closed, which may take long (`aside`).
         drop(entry);
-        let Some(connected) = connected else { return Ok(()) };
-        let connection = connected.inspect_err(|_| seat.left())?;
+        let connection = match connected {
+            Some(Ok(connection)) => connection,
+            refused => {
+                drop_aside(&self.name, stream);
+                return refused
+                    .map_or(Ok(()), |failed| failed.map(drop))
+                    .inspect_err(|_| seat.left());
+            }
+        };
         self.attend(work, (peer, stream), connection);
         Ok(())
     }
@@ -371,7 +380,6 @@ impl Keeper {
     /// Turns a second VMM away.
     fn refuse(&mut self, work: &Arc<OnCall>) {
         let seat = self.seat.clone();
-        // Dropped at once: that is the refusal.
         let refused = {
             let _entry = seat.entry();
             self.accept()
@@ -387,10 +395,12 @@ impl Keeper {
                 "a second VMM connected while one is there: refused"
             );
         }
-        // Where not even that was possible the connection still waits, and would be found again at
-        // once.
-        if refused.is_err() {
-            work.pause(RETRY);
+        match refused {
+            // That is the refusal.
+            Ok(stream) => drop_aside(&self.name, stream),
+            // Where not even that was possible the connection still waits, and would be found again
+            // at once.
+            Err(_) => work.pause(RETRY),
         }
     }
 }
