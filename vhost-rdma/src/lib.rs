@@ -20,6 +20,7 @@ pub mod network_process;
 pub mod node;
 pub mod outside;
 mod panics;
+mod places;
 mod process;
 mod random;
 pub mod run;

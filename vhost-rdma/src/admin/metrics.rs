@@ -10,23 +10,15 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode, header};
-use hyper_util::rt::TokioIo;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::daemon::{Daemon, NicView};
 use crate::node::{Backend, MemoryStatus, ProcessStatus, Session, WorkerStatus};
-
-const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Where metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -296,44 +288,4 @@ pub(super) fn registry<B: Backend>(daemon: Arc<Daemon<B>>) -> Arc<Registry> {
         .sub_registry_with_prefix("process")
         .register_collector(Box::new(ProcessCollector(daemon)));
     Arc::new(registry)
-}
-
-/// Answers one HTTP connection.
-pub(super) async fn answer(registry: Arc<Registry>, stream: impl AsyncRead + AsyncWrite + Unpin) {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let registry = Arc::clone(&registry);
-        async move { respond(&request, registry).await }
-    });
-    let mut server = hyper::server::conn::http1::Builder::new();
-    server.timer(hyper_util::rt::TokioTimer::new());
-    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
-        tracing::debug!(%error, "a metrics connection ended badly");
-    }
-}
-
-async fn respond(
-    request: &Request<Incoming>,
-    registry: Arc<Registry>,
-) -> Result<Response<Full<Bytes>>, hyper::http::Error> {
-    let plain = |status, text: &'static str| {
-        Response::builder().status(status).body(Full::new(Bytes::from_static(text.as_bytes())))
-    };
-    if request.uri().path() != "/metrics" {
-        return plain(StatusCode::NOT_FOUND, "metrics are at /metrics\n");
-    }
-    if request.method() != Method::GET {
-        return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
-    }
-    // Reading the counters takes the daemon's lock, which a slow change may hold.
-    let encoded = tokio::task::spawn_blocking(move || {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
-    })
-    .await;
-    match encoded {
-        Ok(Ok(text)) => Response::builder()
-            .header(header::CONTENT_TYPE, CONTENT_TYPE)
-            .body(Full::new(Bytes::from(text))),
-        _ => plain(StatusCode::INTERNAL_SERVER_ERROR, "metrics could not be read\n"),
-    }
 }

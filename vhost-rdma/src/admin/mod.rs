@@ -19,6 +19,7 @@ mod convert;
 mod daemon;
 mod metrics;
 mod reloading;
+mod scrape;
 mod serve;
 mod service;
 mod store;

@@ -9,10 +9,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use prometheus_client::registry::Registry;
 use rustix::fs::FlockOperation;
 use rustix::net::SocketType;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -25,10 +23,12 @@ use vhost_rdma_proto::v1::admin_server::AdminServer;
 use super::daemon::{self, Daemon, resolve};
 use super::metrics::{self, MetricsAddress};
 use super::reloading::{Reload, Reloading};
+use super::scrape::answer_all;
 use super::service::{About, Service};
 use super::users::UserError;
 use crate::config::{self, ADMIN_SOCKET};
 use crate::node::{AttachError, Backend, SOCKET_PATH_MAX, SocketAccess};
+use crate::places::origin;
 use crate::socket;
 use crate::store::{Listening, Owner, Sockets, Store, Successor, become_successor};
 
@@ -36,7 +36,7 @@ use crate::store::{Listening, Owner, Sockets, Store, Successor, become_successor
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
 /// Between attempts to accept a connection where that fails.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Bytes of a request: all the peers that a network may have.
 const REQUEST_MAX: usize = 32 << 20;
@@ -267,7 +267,7 @@ struct Api {
     store: Store,
 }
 
-fn runtime() -> Result<Runtime, ServeError> {
+pub(super) fn runtime() -> Result<Runtime, ServeError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(16)
@@ -412,7 +412,10 @@ async fn serve_metrics<B: Backend>(
                 .local_addr()
                 .map_or_else(|_| address.to_string(), |bound| bound.to_string());
             tracing::info!(address = bound, "serving metrics");
-            tokio::spawn(answer_all(registry, async move || Ok(listener.accept().await?.0)));
+            tokio::spawn(answer_all(registry, async move || {
+                let (stream, from) = listener.accept().await?;
+                Ok((stream, origin(from)))
+            }));
         }
         MetricsAddress::Unix(path) => {
             let access = SocketAccess { mode: 0o660, ..SocketAccess::default() };
@@ -421,26 +424,12 @@ async fn serve_metrics<B: Backend>(
                     .map_err(|source| ServeError::Socket { what: "metrics socket", source })?,
             )?;
             tracing::info!(%address, "serving metrics");
-            tokio::spawn(answer_all(registry, async move || Ok(listener.accept().await?.0)));
+            tokio::spawn(answer_all(registry, async move || {
+                let (stream, _) = listener.accept().await?;
+                let user = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+                Ok((stream, user))
+            }));
         }
     }
     Ok(())
-}
-
-async fn answer_all<S>(registry: Arc<Registry>, mut accept: impl AsyncFnMut() -> io::Result<S>)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    loop {
-        match accept().await {
-            Ok(stream) => {
-                tokio::spawn(metrics::answer(Arc::clone(&registry), stream));
-            }
-            // Out of descriptors, most likely: waits, so that the loop does not burn a core.
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a metrics connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
 }

@@ -19,7 +19,7 @@
 //! time of the channel's thread, on which no guest is served.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ use tokio_rustls::server::TlsStream;
 
 use super::Known;
 use super::frame::Decoder;
-use super::places::{Place, Places};
 use super::tls::is_for;
+use crate::places::{Place, Places, origin};
 use crate::rnic::Directory;
 
 /// Connections that have not said yet who they are.
@@ -86,15 +86,6 @@ pub(super) async fn listen(
         // The connection whose place was taken closes before the next is accepted, so there are
         // never more than there are places.
         tokio::task::yield_now().await;
-    }
-}
-
-/// What tells strangers apart: a host has one IPv4 address, or as many of an IPv6 network as it
-/// likes.
-fn origin(from: SocketAddr) -> IpAddr {
-    match from.ip().to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (!0 << 64)).into(),
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

@@ -27,8 +27,8 @@ use tokio_rustls::client::TlsStream;
 
 use super::Known;
 use super::frame::Frame;
-use super::places::Places;
 use crate::node::host_and_port;
+use crate::places::Places;
 use crate::rnic::{ForwardQuota, QuotaPermit};
 
 /// How long each step of setting a connection up, and each message, may take.

@@ -21,7 +21,6 @@
 mod frame;
 mod inbound;
 mod link;
-mod places;
 #[cfg(test)]
 mod rotation;
 #[cfg(test)]

@@ -237,6 +237,37 @@ fn metrics_have_one_series_for_each_nic() {
 }
 
 #[test]
+fn whoever_asks_for_metrics_and_does_not_read_holds_little_and_nobody_up() {
+    let dir = TempDir::with_prefix("vr").unwrap();
+    let socket = dir.path().join("metrics.sock");
+    let daemon = Daemon::start_in(dir, &["--metrics", &format!("unix:{}", socket.display())]);
+    for n in 0..20 {
+        daemon.cli(&["nic", "add", &format!("n{n}")]).ok();
+    }
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    let asks = |question: &str| {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        // It may be closed already.
+        let _ = stream.write_all(question.as_bytes());
+        stream
+    };
+    let question = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    let before = descriptors();
+    let held: Vec<_> =
+        (0..500).map(|n| asks(if n % 2 == 0 { question } else { "GET /met" })).collect();
+    let begin = Instant::now();
+    let mut text = String::new();
+    asks(question).read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("# EOF\n"), "{text}");
+    daemon.cli(&["status"]).ok();
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    let most = before + 8 + 2;
+    assert!(descriptors() <= most, "{} of at most {most}", descriptors());
+    drop(held);
+    daemon.stop();
+}
+
+#[test]
 fn logs_are_json_lines_if_asked() {
     let daemon = Daemon::start_in(TempDir::with_prefix("vr").unwrap(), &["--log-format", "json"]);
     daemon.cli(&["nic", "add", "a"]).ok();

@@ -10,9 +10,19 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
+
+/// What tells strangers apart: a host has one IPv4 address, or as many of an IPv6 network as it
+/// likes.
+pub(crate) fn origin(from: SocketAddr) -> IpAddr {
+    match from.ip().to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (!0 << 64)).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
 
 struct Taken<K> {
     next: u64,
@@ -58,14 +68,14 @@ impl<K: Ord + Clone> Taken<K> {
 }
 
 /// Places, whose holders are told apart by `K`.
-pub(super) struct Places<K> {
+pub(crate) struct Places<K> {
     room: usize,
     share: usize,
     taken: Mutex<Taken<K>>,
 }
 
 /// A place, given back when this is dropped.
-pub(super) struct Place<K: Ord + Clone> {
+pub(crate) struct Place<K: Ord + Clone> {
     places: Arc<Places<K>>,
     number: u64,
     lost: oneshot::Receiver<()>,
@@ -73,7 +83,7 @@ pub(super) struct Place<K: Ord + Clone> {
 
 impl<K: Ord + Clone> Places<K> {
     /// So many places, of which one holder has a share at most.
-    pub(super) fn new(room: usize, share: usize) -> Arc<Self> {
+    pub(crate) fn new(room: usize, share: usize) -> Arc<Self> {
         let taken = Taken {
             next: 0,
             holders: BTreeMap::new(),
@@ -88,7 +98,7 @@ impl<K: Ord + Clone> Places<K> {
     }
 
     /// A place for `who`; another one is lost for it if there are too many.
-    pub(super) fn take(self: &Arc<Self>, who: &K) -> Place<K> {
+    pub(crate) fn take(self: &Arc<Self>, who: &K) -> Place<K> {
         let (hold, lost) = oneshot::channel();
         let mut taken = self.taken();
         let number = taken.insert(who.clone(), hold);
@@ -109,7 +119,7 @@ impl<K: Ord + Clone> Places<K> {
 
 impl<K: Ord + Clone> Place<K> {
     /// Returns when the place is another's.
-    pub(super) async fn lost(&mut self) {
+    pub(crate) async fn lost(&mut self) {
         // Nothing is ever sent: it ends when the other end goes.
         let _ = (&mut self.lost).await;
     }
