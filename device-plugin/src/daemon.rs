@@ -9,8 +9,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
-use vhost_rdma_proto::v1;
 use vhost_rdma_proto::v1::admin_client::AdminClient;
+use vhost_rdma_proto::{ANSWER_MAX, v1};
 
 /// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is
 /// instant.
@@ -115,7 +115,7 @@ impl AdminApi {
         // The address is only the authority that HTTP/2 wants; the connector does not look at it.
         let channel =
             Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector);
-        Self { client: AdminClient::new(channel) }
+        Self { client: AdminClient::new(channel).max_decoding_message_size(ANSWER_MAX) }
     }
 }
 
@@ -225,4 +225,75 @@ pub const fn session_word(session: v1::Session) -> &'static str {
 #[must_use]
 pub fn is_connected(nic: &v1::Nic) -> bool {
     matches!(nic.session(), v1::Session::Connected | v1::Session::DriverReady)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::task::{Context, Poll};
+
+    use futures::future::BoxFuture;
+    use tokio::net::UnixListener;
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::body::Body;
+    use tonic::codegen::http;
+    use tonic::server::{Grpc, NamedService};
+    use tonic::transport::Server;
+    use tonic_prost::ProstCodec;
+    use tower::service_fn;
+
+    use super::*;
+
+    /// A daemon that has NICs, with much to say of each.
+    #[derive(Clone)]
+    struct ManyNics;
+
+    impl NamedService for ManyNics {
+        const NAME: &'static str = "vhost_rdma.v1.Admin";
+    }
+
+    impl tower::Service<http::Request<Body>> for ManyNics {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+            Box::pin(async move {
+                if request.uri().path().ends_with("/ListNics") {
+                    let answer = service_fn(async |_: tonic::Request<v1::ListNicsRequest>| {
+                        let nic = |n| v1::Nic {
+                            name: format!("{n}"),
+                            error: "x".repeat(1 << 20),
+                            ..v1::Nic::default()
+                        };
+                        let nics = (0..8).map(nic).collect();
+                        Ok(tonic::Response::new(v1::ListNicsResponse { nics }))
+                    });
+                    Ok(Grpc::new(ProstCodec::default()).unary(answer, request).await)
+                } else {
+                    let answer = service_fn(async |_: tonic::Request<v1::GetStatusRequest>| {
+                        Ok(tonic::Response::new(v1::GetStatusResponse::default()))
+                    });
+                    Ok(Grpc::new(ProstCodec::default()).unary(answer, request).await)
+                }
+            })
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_long_list_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("admin.sock");
+        let incoming = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
+        let server = Server::builder().add_service(ManyNics).serve_with_incoming(incoming);
+        let server = tokio::spawn(server);
+        let view = AdminApi::new(&path).view().await.unwrap();
+        let length: usize = view.nics.values().map(|nic| nic.error.len()).sum();
+        assert_eq!((view.nics.len(), length), (8, 8 << 20));
+        server.abort();
+    }
 }

@@ -3,7 +3,12 @@
 //!
 //! The definition is the contract: the daemon, its command line and every agent that manages NICs
 //! share it, and nothing else passes between them. This crate has no code of its own, so that it
-//! stays what the definition says.
+//! stays what the definition says; what the definition has no word for is how long an answer may
+//! be.
+
+/// Bytes of an answer, for every client. It is a daemon of ours, which may have many NICs and
+/// peers; what gRPC allows by itself, 4 MiB, is a few thousand of them.
+pub const ANSWER_MAX: usize = 256 << 20;
 
 /// Version 1 of the API.
 #[allow(

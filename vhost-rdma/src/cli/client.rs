@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
+use vhost_rdma_proto::ANSWER_MAX;
 use vhost_rdma_proto::v1::admin_client::AdminClient;
 
 use super::Failure;
@@ -21,9 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// How long others may be before us in the daemon's queue, and how often that is looked at.
 const QUEUE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(20);
-
-/// Bytes of an answer. It is our own daemon's, which may have many peers.
-const ANSWER_MAX: usize = 256 << 20;
 
 /// A client of the daemon behind `path`.
 pub(super) async fn connect(path: &Path) -> Result<AdminClient<Channel>, Failure> {

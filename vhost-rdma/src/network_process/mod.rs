@@ -22,7 +22,7 @@ mod serve;
 mod uplink;
 mod wire;
 
-pub use bad_message::{BadMessage, MESSAGE_MAX};
+pub use bad_message::{BadMessage, MESSAGE_MAX, TEXT_MAX, plain};
 pub use exchange::{Asked, Datagram, Host, QPS_MAX, Settled, Told};
 pub use protocol::{
     Answer, FILES_MAX, Figures, Numbered, Report, Request, Start, VERSION, check_change, decode,

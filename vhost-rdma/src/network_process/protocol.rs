@@ -9,8 +9,9 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::bad_message::{BadMessage, MESSAGE_MAX};
+use super::bad_message::{BadMessage, MESSAGE_MAX, plain};
 use crate::device::Change;
+use crate::nic::limits::GID_TABLE_LEN;
 use crate::node::{COMP_VECTORS_MAX, Ending, NicConfig, NicStatus};
 use crate::qpn::Key;
 use crate::telemetry::LogFormat;
@@ -20,10 +21,8 @@ use crate::worker::TURN_BOUNDS;
 pub const VERSION: u32 = 7;
 /// Descriptors of a message: those of a whole memory table (`vhost` takes no more regions).
 pub const FILES_MAX: usize = 32;
-/// Characters of a text that is shown to people.
-const TEXT_MAX: usize = 1000;
 /// GIDs of a NIC.
-const GIDS_MAX: usize = 1024;
+const GIDS_MAX: usize = GID_TABLE_LEN as usize;
 /// Virtqueues of a NIC.
 const QUEUES_MAX: u32 = COMP_VECTORS_MAX as u32 + 4;
 
@@ -210,20 +209,14 @@ pub fn check_change(change: &Change, files: usize) -> Result<(), BadMessage> {
     if queue < QUEUES_MAX { Ok(()) } else { Err(BadMessage::Content("such a queue")) }
 }
 
-/// What is shown to people takes a line, and commands no terminal.
-fn plain(text: &mut String) {
-    let clean = |c: char| if c.is_control() { '?' } else { c };
-    *text = text.chars().take(TEXT_MAX).map(clean).collect();
-}
-
 impl Answer {
     fn check(&mut self) -> Result<(), BadMessage> {
         match self {
             // Names that are not known mean nothing.
             Self::Done | Self::Saved(_) => {}
-            Self::Refused(why) => plain(why),
+            Self::Refused(why) => *why = plain(&*why),
             Self::Status(status) => {
-                status.error.iter_mut().for_each(plain);
+                status.error = status.error.as_ref().map(plain);
                 if status.gids.len() > GIDS_MAX {
                     return Err(BadMessage::Content("so many GIDs"));
                 }
@@ -251,7 +244,7 @@ impl Report {
         match self {
             Self::Answer(_, answer) => answer.check(),
             Self::Ended(_, Ending::Broken(why)) => {
-                plain(why);
+                *why = plain(&*why);
                 Ok(())
             }
             _ => Ok(()),
@@ -263,6 +256,7 @@ impl Report {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::bad_message::TEXT_MAX;
     use super::*;
     use crate::device::Piece;
 
@@ -318,6 +312,17 @@ mod tests {
         report.check(0).unwrap();
         let Report::Answer(_, Answer::Refused(text)) = report else { panic!() };
         assert!(text.starts_with("?[2J?xxx") && text.len() == TEXT_MAX, "{}", text.len());
+    }
+
+    #[test]
+    fn a_nic_has_no_more_addresses_than_its_table_has_room_for() {
+        let with = |count: u16| {
+            let gids = (0..count).map(|n| std::net::Ipv4Addr::from_bits(n.into()).into()).collect();
+            let status = NicStatus { gids, ..NicStatus::default() };
+            Report::Answer(1, Answer::Status(Box::new(status))).check(0)
+        };
+        with(GID_TABLE_LEN).unwrap();
+        assert!(with(GID_TABLE_LEN + 1).is_err());
     }
 
     #[test]

@@ -21,7 +21,9 @@ use super::state::{Legacy, Standby, State};
 use crate::aside::close_aside;
 use crate::device::Change;
 use crate::eventfd;
-use crate::network_process::{Answer, Numbered, Packet, Report, Request, Wire, decode, encode};
+use crate::network_process::{
+    Answer, Numbered, Packet, Report, Request, Wire, decode, encode, plain,
+};
 use crate::node::{Ending, NicConfig};
 use crate::store::Store;
 
@@ -97,8 +99,9 @@ fn kills(shared: &Shared) -> u64 {
     shared.cgroup.memory().map_or(0, |memory| memory.kills)
 }
 
-/// For people.
+/// For people. What the process has said is in it.
 fn tell(why: &str, failing: bool, wait: Duration) -> String {
+    let why = plain(why);
     let again = if failing { "it fails again and again" } else { "it is started again" };
     format!("the network's process {why}; {again}, next in {wait:?}")
 }
@@ -464,6 +467,34 @@ impl Pace {
 mod tests {
     use super::super::calls::tests;
     use super::*;
+    use crate::network_process::TEXT_MAX;
+
+    #[test]
+    fn what_a_process_says_is_a_line_for_people_however_it_says_it() {
+        let (csi, escape) = ("\u{9b}".repeat(50 << 10), "\x1b[2J\n".repeat(4 << 10));
+        let reason = encode(&Report::Answer(1, Answer::Refused(escape.clone()))).unwrap();
+        let name = [&b"{\""[..], csi.as_bytes(), b"\":1}"].concat();
+        let said = |bytes: Vec<u8>| {
+            let understood = understand(Packet { bytes, files: vec![], files_lost: false });
+            match understood.map(|(report, _)| report) {
+                Ok(Report::Answer(_, Answer::Refused(why))) => why,
+                Ok(report) => panic!("{report:?}"),
+                Err(error) => error.to_string(),
+            }
+        };
+        // What is logged as it was said, and what becomes a NIC's error.
+        for why in [said(name), said(reason)] {
+            let trouble = tell(&format!("is not to be trusted: {why}"), true, Duration::ZERO);
+            for text in [why, trouble] {
+                let length = text.chars().count();
+                assert!(length <= TEXT_MAX + 100, "{length} characters");
+                assert!(!text.chars().any(char::is_control), "{text:?}");
+            }
+        }
+        let trouble = tell(&escape, false, Duration::ZERO);
+        assert!(trouble.chars().count() <= TEXT_MAX + 100 && !trouble.contains('\x1b'));
+        assert!(trouble.ends_with("next in 0ns"), "{trouble}");
+    }
 
     #[test]
     fn whoever_talks_without_end_waits() {

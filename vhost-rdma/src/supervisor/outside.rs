@@ -24,7 +24,7 @@ use super::cgroup::Cgroup;
 use super::child::{ending, file_of, hang_up, spawn};
 use super::restarts::Restarts;
 use crate::channel::{self, Pems, Renewal};
-use crate::network_process::{Wire, decode, encode};
+use crate::network_process::{Wire, decode, encode, plain};
 use crate::node::{AttachError, NicConfig, Peer, ProcessStatus};
 use crate::outside::{Order, Said, Start, VERSION};
 use crate::telemetry::LogFormat;
@@ -330,7 +330,7 @@ impl Inner {
         if poll(&mut [PollFd::new(&*process.wire, PollFlags::IN)], Some(&START))? == 0 {
             return Err(io::Error::other("it does not answer"));
         }
-        match process.hear()? {
+        match hear(&process.wire)? {
             Some(Said::Started) => Ok(process),
             Some(Said::Refused(why)) => Err(io::Error::other(why)),
             Some(_) => Err(io::Error::other("it answers something else")),
@@ -359,7 +359,7 @@ impl Inner {
         // Each tells again what it has.
         networks.iter().filter_map(Weak::upgrade).for_each(|network| network.reconnect());
         loop {
-            match process.hear() {
+            match hear(&process.wire) {
                 Ok(Some(Said::Nonsense(number))) => {
                     let network = self.state().network(number);
                     if let Some(network) = network {
@@ -382,12 +382,16 @@ struct Process {
     wire: Arc<Wire>,
 }
 
-impl Process {
-    fn hear(&self) -> io::Result<Option<Said>> {
-        let packet = self.wire.receive()?;
-        packet.map(|packet| decode(&packet.bytes).map_err(io::Error::other)).transpose()
+/// What the process says next, fit to be shown.
+fn hear(wire: &Wire) -> io::Result<Option<Said>> {
+    let Some(packet) = wire.receive()? else { return Ok(None) };
+    match decode(&packet.bytes).map_err(io::Error::other)? {
+        Said::Refused(why) => Ok(Some(Said::Refused(plain(why)))),
+        said => Ok(Some(said)),
     }
+}
 
+impl Process {
     /// Ends it, if it has not ended; how it did.
     fn end(&mut self) -> String {
         hang_up(&self.wire);
@@ -477,5 +481,28 @@ impl Branch {
     pub(super) fn is_stale(&self) -> bool {
         let attached = *self.attached.lock().unwrap_or_else(PoisonError::into_inner);
         attached != self.outside.inner.state().life
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network_process::TEXT_MAX;
+
+    #[test]
+    fn what_the_process_says_is_a_line_for_people_however_it_says_it() {
+        let (wire, far) = Wire::pair().unwrap();
+        let process = Wire::new(far);
+        let name = format!("{{\"{}\":1}}", "\u{9b}".repeat(50 << 10));
+        process.send(name.as_bytes(), &[]).unwrap();
+        let refusal = Said::Refused("\x1b[2J\n".repeat(4 << 10));
+        process.send(&encode(&refusal).unwrap(), &[]).unwrap();
+        let unknown = hear(&wire).unwrap_err().to_string();
+        let Some(Said::Refused(why)) = hear(&wire).unwrap() else { panic!("no refusal") };
+        for text in [unknown, why] {
+            let length = text.chars().count();
+            assert!(length <= TEXT_MAX + 100, "{length} characters");
+            assert!(!text.chars().any(char::is_control), "{text:?}");
+        }
     }
 }
