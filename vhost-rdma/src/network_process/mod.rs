@@ -13,12 +13,13 @@
 //! `protocol` is what is said; `wire` is how it goes over the socket, `serve` the process itself.
 //! The supervisor's end is in [`crate::supervisor`]; it believes nothing that comes from here.
 //! `exchange` is what a network on RNICs has to say to who knows all of them ([`crate::outside`]),
-//! and `uplink` its way there.
+//! and `uplink` its way there, where what is `unsaid` waits.
 
 mod bad_message;
 mod exchange;
 mod protocol;
 mod serve;
+mod unsaid;
 mod uplink;
 mod wire;
 

@@ -2,28 +2,29 @@
 //! that the supervisor gives it.
 //!
 //! ```text
-//!  worker ──────────> queue ──> `uplink` thread ──> wire       never waits; the thread may
+//!  worker ──────────> Unsaid ──> `uplink` thread ──> wire      never waits; the thread may
 //!  command's thread ─ question ─────^   <── Settled ── the process's own thread
 //! ```
 //!
-//! Queue pairs come and go at the guests' pace, so what is told is what has changed since the last
-//! message, a thousand at a time: one that came and went in between is not told at all. A datagram
-//! has a place of its NIC's share until it is sent. All together go at a pace that leaves time for
-//! other networks.
+//! What is to be told is kept in [`Unsaid`], which is never more than there is, however slowly it
+//! is read. Queue pairs come and go at the guests' pace, so what is told is what has changed since
+//! the last message: one that came and went in between is not told at all. A datagram has a place
+//! of its NIC's share until it is sent. All together go at a pace that leaves time for other
+//! networks.
 //!
-//! Who is at the other end may die, and then there is nobody for a moment: what is said meanwhile
-//! is lost, and who asks is refused in the end. The next one is told again what there is.
+//! Who is at the other end may die, and then there is nobody for a moment: datagrams are lost, and
+//! who asks is refused in the end. The next one is told again what there is. One that does not read
+//! for as long as the wire has patience is hung up on, and counts as dead.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-
-use super::exchange::{Asked, Datagram, QPS_MAX, Settled, Told};
+use super::exchange::{Asked, Datagram, Settled, Told};
 use super::protocol::encode;
+use super::unsaid::{Held, TooSlow, Unsaid};
 use super::wire::Wire;
 use crate::cm::Mad;
 use crate::link::Gid;
@@ -36,20 +37,32 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PACE: u32 = 200;
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// What is to be said.
-enum Item {
-    Note(Told),
-    Queue(String, u32, bool),
-    Mad(Told, QuotaPermit),
-    /// Somebody else is at the other end: these addresses are held.
-    Anew(Vec<(Mac, Gid)>),
+/// What there is to say, and to whom.
+#[derive(Default)]
+struct Talk {
+    /// To whoever is at the other end.
+    line: Option<Arc<Wire>>,
+    unsaid: Unsaid,
+    over: bool,
 }
 
-/// To whoever is at the other end.
-type Line = Arc<Mutex<Option<Arc<Wire>>>>;
+impl Talk {
+    /// There is nobody at the other end.
+    fn detach(&mut self) -> Option<Arc<Wire>> {
+        self.unsaid.end();
+        self.line.take()
+    }
+}
+
+/// What the thread and everybody else share.
+#[derive(Default)]
+struct Shared {
+    talk: Mutex<Talk>,
+    more: Condvar,
+}
 
 /// Who waits for answers, by the numbers of their questions.
-type Waiting = Arc<Mutex<(u64, BTreeMap<u64, SyncSender<Settled>>)>>;
+type Waiting = Mutex<(u64, BTreeMap<u64, SyncSender<Settled>>)>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -57,9 +70,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// See the module.
 pub(super) struct ToOutside {
-    queue: UnboundedSender<Item>,
+    shared: Arc<Shared>,
     waiting: Waiting,
-    line: Line,
 }
 
 impl ToOutside {
@@ -68,9 +80,8 @@ impl ToOutside {
     /// # Errors
     /// The host refuses a thread, or it could not be sealed.
     pub(super) fn start(seal: Option<Seal>) -> io::Result<Arc<Self>> {
-        let (queue, items) = unbounded_channel();
-        let line = Line::default();
-        let own = line.clone();
+        let shared = Arc::<Shared>::default();
+        let own = shared.clone();
         let (ready, sealed) = sync_channel(1);
         let thread = std::thread::Builder::new().name("uplink".to_owned());
         thread.spawn(move || {
@@ -79,29 +90,32 @@ impl ToOutside {
             // Whoever started the thread waits for it.
             let _ = ready.send(done);
             if go_on {
-                Sender {
-                    line: own,
-                    notes: VecDeque::new(),
-                    mads: VecDeque::new(),
-                    queues: Queues::default(),
-                }
-                .run(items);
+                own.run();
             }
         })?;
         sealed.recv().map_err(io::Error::other)??;
-        Ok(Arc::new(Self { queue, waiting: Waiting::default(), line }))
+        Ok(Arc::new(Self { shared, waiting: Waiting::default() }))
     }
 
     /// Speaks by this wire from now on, to somebody who knows nothing yet; `held` are the addresses
     /// of NICs here.
     pub(super) fn attach(&self, wire: Arc<Wire>, held: Vec<(Mac, Gid)>) {
-        *lock(&self.line) = Some(wire);
-        let _ = self.queue.send(Item::Anew(held));
+        let held = Held::new(held);
+        let old = {
+            let mut talk = lock(&self.shared.talk);
+            talk.unsaid.begin(held);
+            talk.line.replace(wire)
+        };
+        self.shared.more.notify_all();
+        // The thread may wait for whoever was there.
+        if let Some(old) = old {
+            old.hang_up();
+        }
     }
 
     /// There is nobody at the other end.
     pub(super) fn detach(&self) {
-        *lock(&self.line) = None;
+        lock(&self.shared.talk).detach();
     }
 
     /// An answer has come.
@@ -110,6 +124,13 @@ impl ToOutside {
             // There is room for one, and one comes.
             let _ = waiting.try_send(settled);
         }
+    }
+
+    /// Changes what there is to say.
+    fn say<T>(&self, change: impl FnOnce(&mut Talk) -> T) -> T {
+        let result = change(&mut lock(&self.shared.talk));
+        self.shared.more.notify_all();
+        result
     }
 
     fn ask(&self, asked: Asked) -> Option<Settled> {
@@ -121,15 +142,28 @@ impl ToOutside {
             waiting.1.insert(number, answer);
             number
         };
-        self.note(Told::Asked(Some(number), asked));
+        self.say(|talk| talk.unsaid.ask(number, asked));
         let settled = answered.recv_timeout(PATIENCE).ok();
         lock(&self.waiting).1.remove(&number);
+        lock(&self.shared.talk).unsaid.cancel(number);
         settled
     }
 
-    fn note(&self, told: Told) {
-        // Whoever listens ends with the process.
-        let _ = self.queue.send(Item::Note(told));
+    fn address(&self, nic: Mac, gid: Gid, has: bool) {
+        let slow = self.say(|talk| match talk.unsaid.address(nic, gid, has) {
+            Ok(()) => None,
+            Err(TooSlow) => talk.detach(),
+        });
+        if let Some(wire) = slow {
+            tracing::error!("who knows all networks does not keep up, and is told nothing more");
+            wire.hang_up();
+        }
+    }
+}
+
+impl Drop for ToOutside {
+    fn drop(&mut self) {
+        self.say(|talk| talk.over = true);
     }
 }
 
@@ -142,19 +176,23 @@ impl Uplink for ToOutside {
     }
 
     fn repeat_claim(&self, nic: Mac, gid: Gid) {
-        self.note(Told::Asked(None, Asked::Address(nic, gid)));
+        self.address(nic, gid, true);
     }
 
     fn release(&self, nic: Mac, gid: Gid) {
-        self.note(Told::Release { nic, gid });
+        self.address(nic, gid, false);
     }
 
     fn queue_pair(&self, device: &str, qpn: u32, is_there: bool) {
-        let _ = self.queue.send(Item::Queue(device.to_owned(), qpn, is_there));
+        self.say(|talk| talk.unsaid.queue_pair(device, qpn, is_there));
     }
 
     fn find(&self, gid: Gid) {
-        self.note(Told::Wanted(gid));
+        self.say(|talk| {
+            if talk.line.is_some() {
+                talk.unsaid.want(gid);
+            }
+        });
     }
 
     fn peer(&self, device: &str, gid: Gid, qpn: u32) -> Option<Far> {
@@ -165,113 +203,65 @@ impl Uplink for ToOutside {
     }
 
     fn carry(&self, quota: &NicQuota, nic: Mac, mad: Mad) -> bool {
-        let Some(permit) = quota.take() else { return false };
+        let Some(place) = quota.take() else { return false };
         let told = Told::Datagram(nic, Datagram::of(&mad));
-        self.queue.send(Item::Mad(told, permit)).is_ok()
-    }
-}
-
-/// Queue pairs: what was told, and what has changed since.
-#[derive(Default)]
-struct Queues {
-    told: BTreeSet<(String, u32)>,
-    changed: BTreeMap<(String, u32), bool>,
-}
-
-impl Queues {
-    fn change(&mut self, device: String, qpn: u32, is_there: bool) {
-        let key = (device, qpn);
-        if self.told.contains(&key) == is_there {
-            self.changed.remove(&key);
-        } else {
-            self.changed.insert(key, is_there);
-        }
-    }
-
-    /// Nothing was told.
-    fn anew(&mut self) {
-        for key in std::mem::take(&mut self.told) {
-            // One that is gone since need not be told at all.
-            if self.changed.remove(&key).is_none() {
-                self.changed.insert(key, true);
+        self.say(|talk| {
+            let is_heard = talk.line.is_some();
+            if is_heard {
+                talk.unsaid.datagram(told, place);
             }
-        }
-    }
-
-    /// The next message; none if all is told.
-    fn next(&mut self) -> Option<Told> {
-        let device = self.changed.first_key_value()?.0.0.clone();
-        let (mut new, mut gone) = (Vec::new(), Vec::new());
-        while new.len() + gone.len() < QPS_MAX
-            && let Some(entry) = self.changed.first_entry()
-            && entry.key().0 == device
-        {
-            let (key, is_there) = entry.remove_entry();
-            let qpn = key.1;
-            if is_there {
-                self.told.insert(key);
-                new.push(qpn);
-            } else {
-                self.told.remove(&key);
-                gone.push(qpn);
-            }
-        }
-        Some(Told::Queues { device, new, gone })
+            is_heard
+        })
     }
 }
 
-struct Sender {
-    line: Line,
-    notes: VecDeque<Told>,
-    mads: VecDeque<(Told, QuotaPermit)>,
-    queues: Queues,
-}
-
-impl Sender {
-    fn run(mut self, mut items: UnboundedReceiver<Item>) {
+impl Shared {
+    /// Says what there is to say, until nobody has more.
+    fn run(&self) {
         let (mut since, mut count) = (Instant::now(), 0);
-        while let Some(first) = items.blocking_recv() {
-            self.take(first);
-            loop {
-                while let Ok(item) = items.try_recv() {
-                    self.take(item);
-                }
-                let Some((told, _place)) = self.next() else { break };
-                let Some(wire) = lock(&self.line).clone() else { continue };
-                let sent = encode(&told).map_err(io::Error::other);
-                if let Err(error) = sent.and_then(|bytes| wire.send(&bytes, &[])) {
-                    // There is another one soon, or the end.
-                    tracing::debug!(%error, "nobody listens");
-                }
-                count += 1;
-                let passed = since.elapsed();
-                if passed >= WINDOW {
-                    (since, count) = (Instant::now(), 0);
-                } else if count >= PACE {
-                    std::thread::sleep(WINDOW.saturating_sub(passed));
-                }
+        while let Some((wire, told, _place)) = self.next() {
+            match encode(&told) {
+                Ok(bytes) => self.send(&wire, &bytes),
+                Err(error) => tracing::error!(%error, "it cannot be told"),
+            }
+            count += 1;
+            let passed = since.elapsed();
+            if passed >= WINDOW {
+                (since, count) = (Instant::now(), 0);
+            } else if count >= PACE {
+                std::thread::sleep(WINDOW.saturating_sub(passed));
             }
         }
     }
 
-    fn take(&mut self, item: Item) {
-        match item {
-            Item::Note(told) => self.notes.push_back(told),
-            Item::Queue(device, qpn, is_there) => self.queues.change(device, qpn, is_there),
-            Item::Mad(told, permit) => self.mads.push_back((told, permit)),
-            Item::Anew(held) => {
-                self.queues.anew();
-                let claims = held.into_iter().map(|(nic, gid)| Asked::Address(nic, gid));
-                claims.rev().for_each(|claim| self.notes.push_front(Told::Asked(None, claim)));
+    /// What to say next, and to whom; waits for it.
+    fn next(&self) -> Option<(Arc<Wire>, Told, Option<QuotaPermit>)> {
+        let mut talk = lock(&self.talk);
+        while !talk.over {
+            if let Some(wire) = talk.line.clone()
+                && let Some((told, place)) = talk.unsaid.next()
+            {
+                return Some((wire, told, place));
             }
+            talk = self.more.wait(talk).unwrap_or_else(PoisonError::into_inner);
         }
+        None
     }
 
-    /// Queue pairs first: a datagram may speak of one.
-    fn next(&mut self) -> Option<(Told, Option<QuotaPermit>)> {
-        let told = self.queues.next().or_else(|| self.notes.pop_front());
-        let mad = || self.mads.pop_front().map(|(told, permit)| (told, Some(permit)));
-        told.map(|told| (told, None)).or_else(mad)
+    /// Who does not read is given up. There is another one soon, or the end.
+    fn send(&self, wire: &Arc<Wire>, bytes: &[u8]) {
+        let Err(error) = wire.send(bytes, &[]) else { return };
+        if error.kind() == io::ErrorKind::WouldBlock {
+            tracing::error!("who knows all networks does not read, and is told nothing more");
+        } else {
+            tracing::debug!(%error, "nobody listens");
+        }
+        let mut talk = lock(&self.talk);
+        if talk.line.as_ref().is_some_and(|line| Arc::ptr_eq(line, wire)) {
+            talk.detach();
+        }
+        drop(talk);
+        wire.hang_up();
     }
 }
 
@@ -283,6 +273,11 @@ mod tests {
 
     fn told(wire: &Wire) -> Told {
         decode(&wire.receive().unwrap().unwrap().bytes).unwrap()
+    }
+
+    fn mad() -> Mad {
+        let bytes = [0; MAD_LEN];
+        Mad { source: [1; 16], dest: [2; 16], traffic_class: 0, sl: 0, bytes }
     }
 
     /// An uplink, and who is at its other end.
@@ -318,27 +313,67 @@ mod tests {
     }
 
     #[test]
-    fn what_came_and_went_is_not_told_and_all_else_is_once() {
-        let mut queues = Queues::default();
-        let device = || "a".to_owned();
-        for qpn in 0..3000 {
-            queues.change(device(), qpn, true);
+    fn who_never_reads_costs_no_more_than_there_is_to_tell() {
+        let (outside, uplink) = uplink();
+        let device = "a_device_of_the_host";
+        // Ten queue pairs at a time.
+        for qpn in 0..1_000_000 {
+            uplink.queue_pair(device, qpn, true);
+            uplink.queue_pair(device, qpn.wrapping_sub(10), false);
         }
-        queues.change(device(), 1, false);
-        queues.change("b".to_owned(), 7, true);
-        let mut all = Vec::new();
-        while let Some(Told::Queues { device, new, gone }) = queues.next() {
-            assert!(new.len() <= QPS_MAX && gone.is_empty());
-            all.extend(new.into_iter().map(|qpn| (device.clone(), qpn)));
+        let kept = lock(&uplink.shared.talk).unsaid.len();
+        // And those of which the socket has what came, and not yet what went.
+        assert!(kept < 200_000, "{kept}");
+        drop(outside);
+        uplink.detach();
+        let next = attach(&uplink, vec![]);
+        let Told::Queues { new, gone, .. } = told(&next) else { panic!("no queue pairs") };
+        assert_eq!((new, gone), ((999_990..1_000_000).collect(), vec![]));
+    }
+
+    #[test]
+    fn who_does_not_read_is_hung_up_on_and_the_next_is_told_all() {
+        let uplink = ToOutside::start(None).unwrap();
+        let (outside, far) = Wire::pair().unwrap();
+        let wire = Arc::new(Wire::new(far));
+        wire.set_patience(Duration::from_millis(50)).unwrap();
+        uplink.attach(wire, vec![]);
+        let begin = Instant::now();
+        // There is always one more to tell of, until nobody is told.
+        let mut qpn = 0;
+        while lock(&uplink.shared.talk).line.is_some() {
+            qpn += 1;
+            uplink.queue_pair("a", qpn, true);
+            std::thread::sleep(Duration::from_micros(50));
+            assert!(begin.elapsed() < Duration::from_mins(1), "there is no end to the patience");
         }
-        assert_eq!(all.len(), 3000, "all but one, and one of another device");
-        assert!(all.contains(&("b".to_owned(), 7)) && !all.contains(&(device(), 1)));
-        queues.change(device(), 2, false);
-        queues.change(device(), 2, true);
-        assert_eq!(queues.next(), None);
-        queues.change(device(), 2, false);
-        let gone = Told::Queues { device: device(), new: vec![], gone: vec![2] };
-        assert_eq!(queues.next(), Some(gone));
+        while outside.receive().unwrap().is_some() {}
+        assert!(!uplink.carry(&NicQuota::default(), [2; 6], mad()), "there is nobody");
+        let next = attach(&uplink, vec![]);
+        let mut new = Vec::new();
+        while new.len() < qpn as usize {
+            let Told::Queues { new: some, gone, .. } = told(&next) else { panic!("others") };
+            assert!(gone.is_empty());
+            new.extend(some);
+        }
+        assert_eq!(new, (1..=qpn).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn another_wire_takes_the_place_of_one_that_is_not_read() {
+        let (outside, uplink) = uplink();
+        let quota = NicQuota::default();
+        // Until the thread waits for the one who does not read.
+        let begin = Instant::now();
+        let mut lost = 0;
+        while lost < 100 {
+            lost += u32::from(!uplink.carry(&quota, [2; 6], mad()));
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(begin.elapsed() < Duration::from_mins(1), "there is no end to the room");
+        }
+        let next = attach(&uplink, vec![([2; 6], [1; 16])]);
+        assert_eq!(told(&next), Told::Asked(None, Asked::Address([2; 6], [1; 16])));
+        while outside.receive().unwrap().is_some() {}
     }
 
     #[test]
@@ -360,8 +395,6 @@ mod tests {
     fn who_floods_waits_and_has_its_share_of_places() {
         let (supervisor, uplink) = uplink();
         let quota = NicQuota::default();
-        let bytes = [0; MAD_LEN];
-        let mad = Mad { source: [1; 16], dest: [2; 16], traffic_class: 0, sl: 0, bytes };
         let begin = Instant::now();
         let reader = std::thread::spawn(move || {
             let mut heard = 0;
@@ -372,7 +405,7 @@ mod tests {
         });
         let mut lost = 0;
         while begin.elapsed() < Duration::from_millis(500) {
-            lost += u32::from(!uplink.carry(&quota, [2; 6], mad.clone()));
+            lost += u32::from(!uplink.carry(&quota, [2; 6], mad()));
         }
         // Its turn comes before what waits of the flood.
         uplink.release([2; 6], [1; 16]);

@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
-    sendmsg, socketpair,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
+    recvmsg, sendmsg, shutdown, socketpair,
 };
 
 use super::bad_message::MESSAGE_MAX;
@@ -67,6 +67,12 @@ impl Wire {
     /// The host refuses, or it is no socket.
     pub fn set_hearing(&self, patience: Duration) -> io::Result<()> {
         Ok(set_socket_timeout(&self.socket, Timeout::Recv, Some(patience))?)
+    }
+
+    /// Nobody speaks by this wire any more: whoever waits for a message finds the end, and whoever
+    /// waits for room an error.
+    pub fn hang_up(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
     /// Sends a message. It waits while the other end has not read earlier ones.

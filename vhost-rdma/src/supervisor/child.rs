@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -36,7 +36,7 @@ pub(super) fn ending(status: ExitStatus) -> String {
 
 /// Nobody speaks by this wire any more; whoever waits for a message finds the end.
 pub(super) fn hang_up(wire: &Wire) {
-    let _ = rustix::net::shutdown(wire.as_fd(), rustix::net::Shutdown::Both);
+    wire.hang_up();
 }
 
 /// A file of memory with something that is too long for a message.

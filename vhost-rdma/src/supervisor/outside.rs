@@ -40,6 +40,10 @@ const READY: Duration = Duration::from_secs(21);
 /// How long an order may wait for a process that does not read, which is ended then.
 const SEND: Duration = Duration::from_secs(1);
 
+/// How long a network's process waits for this one to read what it tells. It loses nothing
+/// meanwhile; then it hangs up, and tells the next one.
+const READ: Duration = Duration::from_secs(30);
+
 /// What NICs on RNICs share, as the operator wants it.
 #[derive(Debug, Clone)]
 pub struct OutsideSettings {
@@ -469,6 +473,9 @@ impl Branch {
     ) -> io::Result<()> {
         let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
         let (near, far) = Wire::pair()?;
+        // Who gets it may set nothing of a socket.
+        let far = Wire::new(far);
+        far.set_patience(READ)?;
         {
             let state = self.outside.inner.state();
             state.order(&Order::Attach(self.number), &[near.as_fd()]);
@@ -486,8 +493,35 @@ impl Branch {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::sockopt::{Timeout, socket_timeout};
+
     use super::*;
     use crate::network_process::TEXT_MAX;
+
+    /// One that has not been started.
+    fn outside() -> OutsideProcess {
+        let inner = Inner {
+            ports: vec![],
+            log_format: LogFormat::default(),
+            channel: None,
+            cgroup: Cgroup::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        };
+        OutsideProcess { inner: Arc::new(inner), renewal: None, keeper: Mutex::new(None) }
+    }
+
+    #[test]
+    fn a_networks_process_does_not_wait_for_ever_for_one_that_does_not_read() {
+        let branch = Branch::new(Arc::new(outside()), 7);
+        let mut patience = None;
+        let connected = branch.connect(|far| {
+            patience = socket_timeout(far, Timeout::Send)?;
+            Ok(())
+        });
+        connected.unwrap();
+        assert_eq!(patience, Some(READ));
+    }
 
     #[test]
     fn what_the_process_says_is_a_line_for_people_however_it_says_it() {
