@@ -166,18 +166,20 @@ where
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).keep_alive(false);
     let mut exchange = server.serve_connection(TokioIo::new(stream), service);
-    tokio::select! {
-        ended = &mut exchange => {
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a metrics connection ended badly");
-            }
-            return;
-        }
-        () = place.lost() => tracing::debug!("too many metrics connections: one is closed"),
-        () = sleep(EXCHANGE) => tracing::debug!("a metrics connection took too long"),
-    }
+    let why = tokio::select! {
+        ended = &mut exchange => return told(ended),
+        () = place.lost() => "too many of them",
+        () = sleep(EXCHANGE) => "it took too long",
+    };
+    tracing::debug!(why, "a metrics connection is closed");
     let stream = exchange.into_parts().io.into_inner();
     let _ = set_socket_linger(&stream, Some(Duration::ZERO));
+}
+
+fn told(ended: hyper::Result<()>) {
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a metrics connection ended badly");
+    }
 }
 
 #[cfg(test)]
