@@ -172,7 +172,7 @@ pub fn run<B: Backend, E>(
     let api = Api { runtime, hangup, reloading, successor: successor.clone(), store };
     let served = serve_api(settings, &listening, &daemon, api);
     if let (Ok(Ended::Upgrade), Ok(successor)) = (&served, successor) {
-        upgrade(&daemon, &successor, &listening);
+        upgrade(&daemon, &successor, (&listening, sockets.store()));
     }
     // Tells the service manager that the end is wanted; there may be none.
     let _ = sockets.store().tell("STOPPING=1\n");
@@ -185,10 +185,15 @@ pub fn run<B: Backend, E>(
 /// Becomes the next program; the present one if there is none after all. If not even that is
 /// possible the process ends at once, since nothing here is its own any more, and what serves it
 /// starts it again.
-fn upgrade<B: Backend>(daemon: &Daemon<B>, successor: &Successor, admin: &Listening) -> ! {
+fn upgrade<B: Backend>(
+    daemon: &Daemon<B>,
+    successor: &Successor,
+    (admin, store): (&Listening, &Store),
+) -> ! {
     tracing::info!(program = %successor.path().display(), "becoming another program");
     let mut heirlooms = daemon.hand_down();
     heirlooms.extend(admin.hand_down());
+    heirlooms.extend(store.hand_down());
     let error = become_successor(successor.path(), &heirlooms);
     tracing::error!(%error, "it cannot be started; going on with the program that runs");
     let error = become_successor(Path::new("/proc/self/exe"), &heirlooms);

@@ -1,8 +1,9 @@
 //! `vhost-rdma keep -- serve …`: a small parent that starts the daemon again and keeps its store.
 //!
 //! It is to the daemon what systemd is with `FileDescriptorStoreMax=` and `Restart=on-failure`. It
-//! opens nothing, reads no file and parses nothing but the daemon's own short datagrams, and of
-//! those only what the kernel says its own child has sent. A child cannot be given descriptors
+//! opens nothing, reads no file and parses nothing but the daemon's own short datagrams. They come
+//! by a pair of sockets that each daemon gets anew: one with a name could be found by anybody
+//! (/proc/net/unix), who would keep the parent busy, or its descriptors. A child cannot be given descriptors
 //! without `unsafe`; so the child is first this program again ([`become_child`]), which takes them
 //! over a socket and becomes the daemon. Their names are in a table, as those of an upgrade are: a
 //! variable, which is systemd's way, has room for 128 KiB (`MAX_ARG_STRLEN`).
@@ -27,14 +28,14 @@ use rustix::fs::{FileType, fstat};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, recvmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+    recvmsg, socketpair,
 };
 use rustix::process::{Pid, WaitOptions, kill_process, set_parent_process_death_signal, wait};
 
 use super::successor::become_heir;
-use super::{FIRST, Heirloom, NOTIFY};
-use crate::aside::{close_aside, drop_aside};
+use super::{FIRST, Heirloom, NOTIFY, PARENT};
+use crate::aside::drop_aside;
 use crate::network_process::Wire;
 use crate::{limits, socket, telemetry};
 
@@ -46,8 +47,8 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const MOST_WAIT: Duration = Duration::from_secs(30);
 /// A daemon that lived so long did not die of its start.
 const CALM: Duration = Duration::from_secs(60);
-/// Who else may speak to it.
-const STRANGERS: &str = "strangers";
+/// Datagrams that are taken before the next look at signals and at the child.
+const TAKEN: usize = 64;
 /// Ends the descriptors that are handed down.
 const END: &[u8] = b"\0";
 
@@ -82,9 +83,8 @@ pub fn run(format: telemetry::LogFormat, command: &[OsString]) -> io::Result<Exi
 struct Parent {
     program: PathBuf,
     command: Vec<OsString>,
-    /// Where the daemon talks to.
-    socket: OwnedFd,
-    address: String,
+    /// Where the daemon talks to; none before the first.
+    socket: Option<OwnedFd>,
     signals: SignalFd,
     kept: VecDeque<Heirloom>,
     /// It was, at least once.
@@ -100,19 +100,11 @@ impl Parent {
         let ours: SigSet = ours.into_iter().collect();
         ours.thread_block()?;
         let signals = SignalFd::with_flags(&ours, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        set_socket_passcred(&socket, true)?;
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(io::Error::other)?;
-        let name = format!("vhost-rdma-keep-{:016x}", u64::from_ne_bytes(random));
-        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         Ok(Self {
             // By its name: what stands there when the daemon is started again may be a newer one.
             program: std::env::current_exe()?,
             command: command.to_vec(),
-            socket,
-            address: format!("@{name}"),
+            socket: None,
             signals,
             kept: VecDeque::new(),
             ready: false,
@@ -126,16 +118,14 @@ impl Parent {
         let child = self.spawn()?;
         let pid = Pid::from_child(&child);
         loop {
-            let mut fds = [
-                PollFd::new(&self.socket, PollFlags::IN),
-                PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
-            ];
+            let mut fds = vec![PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN)];
+            fds.extend(self.socket.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
             poll(&mut fds, None)?;
             self.listen(pid)?;
             self.heed(Some(pid))?;
             if let Some(status) = reap(pid)? {
                 // What it had said is in the queue.
-                self.listen(pid)?;
+                while self.listen(pid)? {}
                 return Ok(status);
             }
         }
@@ -160,20 +150,26 @@ impl Parent {
         Ok(())
     }
 
-    fn spawn(&self) -> io::Result<Child> {
+    fn spawn(&mut self) -> io::Result<Child> {
+        let (own, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        set_socket_passcred(&own, true)?;
+        self.socket = Some(own);
         let (wire, far) = Wire::pair()?;
         let mut command = Command::new(&self.program);
         command.arg("kept").arg("--").args(&self.command);
-        command.env(NOTIFY, &self.address).env("FDSTORE", MOST.to_string());
+        // Another parent's is none of its.
+        command.env_remove(NOTIFY).env("FDSTORE", MOST.to_string());
         let child = command.stdin(Stdio::from(far)).spawn()?;
-        if let Err(error) = self.hand_down(&wire) {
+        if let Err(error) = self.hand_down(&wire, &theirs) {
             // Without the end of it the child ends, and is looked at then.
             tracing::error!(%error, "the daemon is not there to take what was kept");
         }
         Ok(child)
     }
 
-    fn hand_down(&self, wire: &Wire) -> io::Result<()> {
+    fn hand_down(&self, wire: &Wire, theirs: &OwnedFd) -> io::Result<()> {
+        wire.send(PARENT.as_bytes(), &[theirs.as_fd()])?;
         for (name, file) in &self.kept {
             wire.send(name.as_bytes(), &[file.as_fd()])?;
         }
@@ -199,18 +195,21 @@ impl Parent {
         Ok(())
     }
 
-    /// Takes what the daemon said.
-    fn listen(&mut self, pid: Pid) -> io::Result<()> {
-        loop {
+    /// Takes what the daemon said; whether there may be more.
+    fn listen(&mut self, pid: Pid) -> io::Result<bool> {
+        for _ in 0..TAKEN {
+            let Some(socket) = &self.socket else { return Ok(false) };
             let mut bytes = [0; TEXT];
             let mut space =
                 [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8), ScmCredentials(1))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut parts = [IoSliceMut::new(&mut bytes)];
-            let got = match recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-            {
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let got = match recvmsg(socket, &mut parts, &mut control, flags) {
                 Ok(got) => got.bytes,
-                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::AGAIN) => return Ok(false),
+                // Nobody has the other end any more, and all was read.
+                Err(rustix::io::Errno::CONNRESET) => continue,
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             };
@@ -225,11 +224,9 @@ impl Parent {
             let text = String::from_utf8_lossy(bytes.get(..got).unwrap_or_default());
             if own {
                 self.take(&text, files);
-            } else {
-                // Anybody finds the socket's name (/proc/net/unix).
-                close_aside(STRANGERS, files);
             }
         }
+        Ok(true)
     }
 
     fn take(&mut self, text: &str, files: Vec<OwnedFd>) {

@@ -34,6 +34,8 @@ use crate::socket;
 
 /// Where the service manager listens.
 const NOTIFY: &str = "NOTIFY_SOCKET";
+/// The name of the socket to a parent that keeps, among the descriptors that it hands down.
+const PARENT: &str = "parent";
 /// How many descriptors it hands down, to which process, and their names.
 const COUNT: &str = "LISTEN_FDS";
 const PROCESS: &str = "LISTEN_PID";
@@ -51,6 +53,8 @@ pub use crate::node::Heirloom;
 #[derive(Debug, Clone, Default)]
 pub struct Store {
     socket: Option<Arc<OwnedFd>>,
+    /// Its other end is a parent's, and it has no name by which the next program could find it.
+    of_parent: bool,
     /// In this process, for the program that it becomes.
     own: Option<Arc<Mutex<Vec<Heirloom>>>>,
 }
@@ -60,6 +64,16 @@ impl Store {
     /// before anything is opened.
     #[must_use]
     pub fn open() -> (Self, Vec<Heirloom>) {
+        let mut files = inherited();
+        files.extend(successor::inherited());
+        if let Some(at) = files.iter().position(|(name, _)| name == PARENT) {
+            let (_, socket) = files.swap_remove(at);
+            // One that does not read is not to hold the daemon up.
+            if let Err(error) = set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE)) {
+                tracing::warn!(%error, "a parent that hangs would hold the daemon up");
+            }
+            return (Self { socket: Some(Arc::new(socket)), of_parent: true, own: None }, files);
+        }
         let socket = env::var(NOTIFY).ok().and_then(|address| match dial(&address) {
             Ok(socket) => Some(Arc::new(socket)),
             Err(error) => {
@@ -67,21 +81,26 @@ impl Store {
                 None
             }
         });
-        let mut files = inherited();
-        files.extend(successor::inherited());
-        (Self { socket, own: None }, files)
+        (Self { socket, of_parent: false, own: None }, files)
+    }
+
+    /// The way to a parent, for the next program of this process.
+    #[must_use]
+    pub fn hand_down(&self) -> Option<Heirloom> {
+        let socket = self.socket.as_ref().filter(|_| self.of_parent)?;
+        Some((PARENT.to_owned(), socket.try_clone().ok()?))
     }
 
     /// One whose datagrams go to the other end of `socket`.
     #[cfg(test)]
     pub(crate) fn to(socket: OwnedFd) -> Self {
-        Self { socket: Some(Arc::new(socket)), own: None }
+        Self { socket: Some(Arc::new(socket)), of_parent: false, own: None }
     }
 
     /// One that this process has itself.
     #[must_use]
     pub fn own() -> Self {
-        Self { socket: None, own: Some(Arc::default()) }
+        Self { socket: None, of_parent: false, own: Some(Arc::default()) }
     }
 
     /// What this process keeps itself.
