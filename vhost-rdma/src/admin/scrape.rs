@@ -37,13 +37,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 
-use super::serve::ACCEPT_PAUSE;
 use crate::places::{Place, Places};
 
 /// Connections at one time. Nobody needs more than one or two.
 const PLACES: usize = 8;
 /// How long one may take: question, answer, and all of that read.
 const EXCHANGE: Duration = Duration::from_secs(10);
+/// After a connection that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(200);
 /// How long a text is shown to whoever asks.
 const FRESH: Duration = Duration::from_secs(1);
 /// Bytes of an answer that the kernel holds for who has not read them.
@@ -145,7 +146,7 @@ pub(super) async fn answer_all<S, K>(
             // Out of descriptors, most likely: waits, so that the loop does not burn a core.
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a metrics connection");
-                sleep(ACCEPT_PAUSE).await;
+                sleep(PAUSE).await;
             }
         }
     }
@@ -195,7 +196,6 @@ mod tests {
     use prometheus_client::metrics::gauge::ConstGauge;
     use tokio::runtime::Runtime;
 
-    use super::super::serve::runtime;
     use super::*;
     use crate::places::origin;
 
@@ -231,7 +231,9 @@ mod tests {
 
     /// A daemon's runtime with metrics that take their time, and where they are.
     fn daemon() -> (Runtime, SocketAddr, Arc<Counts>) {
-        let runtime = runtime().unwrap();
+        // As the admin API has one.
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(16).build().unwrap();
         let counts = Arc::new(Counts::default());
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Slow(Arc::clone(&counts))));

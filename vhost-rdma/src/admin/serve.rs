@@ -36,7 +36,7 @@ use crate::store::{Listening, Owner, Sockets, Store, Successor, become_successor
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
 /// Between attempts to accept a connection where that fails.
-pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Bytes of a request: all the peers that a network may have.
 const REQUEST_MAX: usize = 32 << 20;
@@ -272,7 +272,7 @@ struct Api {
     store: Store,
 }
 
-pub(super) fn runtime() -> Result<Runtime, ServeError> {
+fn runtime() -> Result<Runtime, ServeError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(16)

@@ -129,14 +129,35 @@ impl Wire {
         self.receive_with(RecvFlags::DONTWAIT, true)
     }
 
-    /// As [`Self::try_receive`], from who has no descriptor to send. One that comes all the same is
-    /// not taken in, and so not closed here: that may take as long as whoever made the file likes
-    /// (a file system of a process's own, fuse_flush).
+    /// As [`Self::try_receive`], from who has no descriptor to send. A message that brings one all
+    /// the same stays where it is: to take it out is to close what nobody else has, which may take
+    /// as long as whoever made it likes (`aside`).
     ///
     /// # Errors
-    /// As there.
+    /// As there; [`io::ErrorKind::InvalidData`]: there is such a message, and nothing behind it is
+    /// heard any more.
     pub fn try_hear(&self) -> io::Result<Option<Packet>> {
+        if self.brings_files()? {
+            let why = "descriptors with a message that has none";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         self.receive_with(RecvFlags::DONTWAIT, false)
+    }
+
+    /// Whether the next message has descriptors. Who only looks has them as well for a moment, and
+    /// never last (`unix_peek_fds`, net/unix/af_unix.c).
+    fn brings_files(&self) -> io::Result<bool> {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let mut byte = [0; 1];
+        loop {
+            let mut control = RecvAncillaryBuffer::default();
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
+                Ok(got) => return Ok(got.flags.contains(ReturnFlags::CTRUNC)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::CONNRESET) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     fn receive_with(&self, flags: RecvFlags, takes_files: bool) -> io::Result<Option<Packet>> {
@@ -204,15 +225,20 @@ mod tests {
     fn who_takes_no_descriptor_gets_none_and_is_told() {
         let (near, far) = Wire::pair().unwrap();
         let far = Wire::new(far);
+        assert_eq!(far.try_hear().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        near.send(b"none", &[]).unwrap();
+        assert_eq!(far.try_hear().unwrap().unwrap().bytes, b"none");
         let (reader, writer) = io::pipe().unwrap();
         near.send(b"one", &[writer.as_fd()]).unwrap();
         drop(writer);
-        let packet = far.try_hear().unwrap().unwrap();
-        assert_eq!((packet.bytes.as_slice(), packet.files.len()), (b"one".as_slice(), 0));
-        assert!(packet.files_lost);
-        // Nobody has it any more, though what came with it lives.
+        near.send(b"two", &[]).unwrap();
+        // Again and again: it stays where it is.
+        for _ in 0..3 {
+            assert_eq!(far.try_hear().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
+        drop(far);
+        // Nobody has it any more.
         assert_eq!(io::read_to_string(reader).unwrap(), "");
-        assert_eq!(far.try_hear().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -13,10 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::net::{Shutdown, shutdown};
 
 use super::branch::Branch;
 use super::protocol::{Order, Said, Start, VERSION};
 use super::share::Share;
+use crate::aside::drop_aside;
 use crate::channel::{GiveIdentity, Opened, Pems};
 use crate::dataplane::{Outside, entries};
 use crate::network_process::{
@@ -241,6 +243,7 @@ impl Process {
                 self.resting.remove(&number);
                 if let Some(seat) = self.seats.remove(&number) {
                     seat.branch.close();
+                    self.part(number, seat.line);
                 }
             }
             Order::Log(log) => set_filter(log.as_deref()),
@@ -267,8 +270,8 @@ impl Process {
 
     /// What an earlier process had told went with its socket.
     fn attach(&mut self, number: u64, file: Option<OwnedFd>) {
+        self.silence(number);
         let Some(seat) = self.seats.get_mut(&number) else { return };
-        seat.branch.mourn();
         self.resting.remove(&number);
         let wire = file.map(Wire::new);
         seat.line = wire.and_then(|wire| {
@@ -310,18 +313,30 @@ impl Process {
                     self.resting.insert(number, until);
                 }
             }
-            Heard::End => {
-                seat.line = None;
-                seat.branch.mourn();
-            }
+            Heard::End => self.silence(number),
             Heard::Nonsense(why) => {
                 tracing::error!(why, "a network's process is not to be trusted");
-                seat.line = None;
-                seat.branch.mourn();
+                self.silence(number);
                 self.say(&Said::Nonsense(number));
             }
         }
         Ok(())
+    }
+
+    /// Hears a network's process no more; what it has told is void.
+    fn silence(&mut self, number: u64) {
+        let Some(seat) = self.seats.get_mut(&number) else { return };
+        seat.branch.mourn();
+        let line = seat.line.take();
+        self.part(number, line);
+    }
+
+    /// Lets go of a line. What is in it may be slow to close (`aside`).
+    fn part(&self, number: u64, line: Option<Line>) {
+        let Some(line) = line else { return };
+        let _ = epoll::delete(&self.epoll, &line.wire);
+        let _ = shutdown(&line.wire, Shutdown::Both);
+        drop_aside(&number.to_string(), line);
     }
 
     /// Brings what has come for NICs to their processes, a part of it at a time.
@@ -379,9 +394,6 @@ fn hear(wire: &Wire) -> Heard {
 fn understand(packet: &Packet) -> Result<Told, String> {
     let told: Told = decode(&packet.bytes).map_err(|error| error.to_string())?;
     told.check().map_err(|error| error.to_string())?;
-    if packet.files_lost {
-        return Err("descriptors with a message that has none".to_owned());
-    }
     Ok(told)
 }
 

@@ -3,9 +3,10 @@
 //! It is to the daemon what systemd is with `FileDescriptorStoreMax=` and `Restart=on-failure`. It
 //! opens nothing, reads no file and parses nothing but the daemon's own short datagrams. They come
 //! by a pair of sockets that each daemon gets anew: one with a name could be found by anybody
-//! (/proc/net/unix), who would keep the parent busy, or its descriptors. A child cannot be given descriptors
-//! without `unsafe`; so the child is first this program again ([`become_child`]), which takes them
-//! over a socket and becomes the daemon. Their names are in a table, as those of an upgrade are: a
+//! (/proc/net/unix), who would keep the parent busy, or its descriptors.
+//!
+//! A child cannot be given descriptors without `unsafe`; so the child is first this program again
+//! ([`become_child`]), which takes them over a socket and becomes the daemon. Their names are in a table, as those of an upgrade are: a
 //! variable, which is systemd's way, has room for 128 KiB (`MAX_ARG_STRLEN`).
 //!
 //! A daemon that ends with status 0, or before it was ready for the first time (its options are

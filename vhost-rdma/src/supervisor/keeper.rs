@@ -18,7 +18,7 @@ use super::child::{ending, hang_up, spawn};
 use super::held::Held;
 use super::outside::Speaker as _;
 use super::state::{Legacy, Standby, State};
-use crate::aside::close_aside;
+use crate::aside::{close_aside, drop_aside};
 use crate::device::Change;
 use crate::eventfd;
 use crate::network_process::{
@@ -118,6 +118,10 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kept.0.forget(&self.kept.1);
         hang_up(&self.wire);
+        // What it has told and nobody has taken may be slow to close.
+        if let Ok((other, _)) = Wire::pair() {
+            drop_aside(COMMAND, std::mem::replace(&mut self.wire, Arc::new(other)));
+        }
         // One that has ended already is not hit.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -30,8 +30,8 @@ const BOOT_WAIT: Duration = Duration::from_secs(300);
 const QUIT_WAIT: Duration = Duration::from_secs(1);
 
 /// QEMU's 9p server creates files through `/proc/self/fd`, so the chroot has a proc. In the mount
-/// namespace: `$1` root, `$2` run directory, `$3` image directory, then directories and the place of
-/// each up to `--`, then QEMU.
+/// namespace: `$1` root, `$2` run directory, `$3` image directory, then directories, each with its
+/// place, up to `--`, then QEMU.
 const ENTER: &str = r#"
 root=$1 run=$2 image=$3; shift 3
 mount -t tmpfs tmpfs "$root/tmp"

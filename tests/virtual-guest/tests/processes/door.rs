@@ -1,12 +1,15 @@
 //! Whoever connects while the daemon is away, or becomes another program, waits and is served.
 
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use virtual_guest::daemon::{Daemon, DaemonOptions};
 use virtual_guest::guest::{Guest, GuestConfig};
+use virtual_guest::lingering::{let_go, lingering};
+use virtual_guest::process;
 use virtual_guest::world::{Ends, Node, World};
 
 use super::{eventually, kept, kill, node, pair, replace_supervisor, start_anew};
@@ -214,4 +217,46 @@ fn the_parent_hears_its_daemon_by_a_socket_without_a_name() {
         sockets += 1;
     }
     assert!(sockets > 0, "it hears nobody");
+}
+
+/// VMMs that are turned away, or go, and have sent what takes as long to close as they like.
+#[test]
+fn vmms_that_are_slow_to_close_hold_up_nobody() {
+    const SOON: Duration = Duration::from_secs(15);
+    let world = kept();
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let other = node(&world, "net");
+    let mut kept = Vec::new();
+    let mut send = |to: &UnixStream| {
+        let (slow, peer) = lingering();
+        // Its first bytes make no sense, so a session of its ends.
+        let sent = process::send(to, &[0xff; 64], &[slow.as_fd()]).is_ok();
+        kept.push(peer);
+        let_go(slow);
+        sent
+    };
+    let mut sent = 0;
+    for _ in 0..12 {
+        // There is one.
+        sent += u32::from(UnixStream::connect(&a.socket).is_ok_and(|second| send(&second)));
+    }
+    assert!(sent > 0, "nobody was quick enough");
+    b.guest.disconnect();
+    for _ in 0..12 {
+        // There is none.
+        sent += u32::from(UnixStream::connect(&b.socket).is_ok_and(|vmm| send(&vmm)));
+    }
+    assert!(sent > 12, "nobody was quick enough");
+    let begin = Instant::now();
+    writes(&mut pair(&a, &other), 1);
+    for name in [&b.name, &a.name] {
+        world.daemon.run(&["nic", "rm", name]);
+    }
+    world.daemon.run(&["status"]);
+    writes(&mut pair(&other, &node(&world, "net")), 2);
+    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    // Nor does the next program wait for it.
+    world.daemon.run(&["upgrade"]);
+    writes(&mut pair(&other, &node(&world, "net")), 3);
+    assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
 }

@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::*;
+use crate::aside::tests::slow;
 use crate::network_process::{Asked, Settled};
 use crate::node::{Guests, MacAddr, NicConfig, NicLimits, SocketAccess};
 
@@ -141,6 +142,30 @@ fn who_talks_nonsense_is_heard_no_more_and_the_supervisor_is_told() {
     let (device, new) = ("rxe0".to_owned(), vec![0; crate::network_process::QPS_MAX + 1]);
     nonsense(&encode(&Told::Queues { device, new, gone: vec![] }).unwrap(), 0);
     nonsense(&encode(&Told::Wanted([0; 16])).unwrap(), 1);
+    scene.end();
+}
+
+/// A VMM can make such a descriptor, and a process that is not itself any more hand it on.
+#[test]
+fn who_sends_what_is_slow_to_close_holds_up_nobody() {
+    let scene = Scene::new();
+    let bystander = scene.network(9);
+    let mut kept = Vec::new();
+    for number in 1..4 {
+        let process = scene.network(number);
+        let (slow, peer) = slow(3 * PATIENCE);
+        process.send(&encode(&Told::Wanted([0; 16])).unwrap(), &[slow.as_fd()]).unwrap();
+        drop(slow);
+        kept.push(peer);
+        let begin = Instant::now();
+        assert!(claims(&bystander, 9, 2));
+        assert_eq!(scene.hears(), Said::Nonsense(number));
+        assert!(is_over(&process));
+        // What it says behind it is not heard either.
+        scene.order(&Order::Close(number));
+        assert!(claims(&bystander, 9, 2));
+        assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
+    }
     scene.end();
 }
 
