@@ -6,8 +6,9 @@
 //! (/proc/net/unix), who would keep the parent busy, or its descriptors.
 //!
 //! A child cannot be given descriptors without `unsafe`; so the child is first this program again
-//! ([`become_child`]), which takes them over a socket and becomes the daemon. Their names are in a table, as those of an upgrade are: a
-//! variable, which is systemd's way, has room for 128 KiB (`MAX_ARG_STRLEN`).
+//! ([`become_child`]), which takes them over a socket and becomes the daemon. Their names are in a
+//! table, as those of an upgrade are: a variable, which is systemd's way, has room for 128 KiB
+//! (`MAX_ARG_STRLEN`).
 //!
 //! A daemon that ends with status 0, or before it was ready for the first time (its options are
 //! wrong), is not started again, and its status is this process's.
