@@ -104,9 +104,4 @@ impl World {
     pub(super) fn deleting_since(&self, network: &str) -> Option<Mono> {
         self.deleting.get(network).copied()
     }
-
-    /// Who was first to want an identity in a network.
-    pub(super) fn first_with(&self, network: &str, identity: &str) -> Option<&(String, String)> {
-        self.index.with_identity(&(network.to_owned(), identity.to_owned())).next()
-    }
 }

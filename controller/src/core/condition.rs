@@ -12,6 +12,11 @@ pub(super) fn accepted(all: &mut Vec<Condition>, wrong: &[String], generation: O
     set_condition(all, new.of(generation));
 }
 
+/// Whether the condition `Accepted` holds.
+pub(super) fn is_accepted(all: &[Condition]) -> bool {
+    all.iter().any(|condition| condition.type_ == "Accepted" && condition.holds())
+}
+
 /// The first sixteen; a status must not grow with the cluster.
 pub(super) fn some(all: impl IntoIterator<Item = String>) -> Vec<String> {
     all.into_iter().take(16).collect()

@@ -145,9 +145,6 @@ impl Report {
     }
 }
 
-/// The first of those that want an identity: when it was made, and which it is.
-pub(super) type Claimant = (String, (String, String));
-
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
     /// Nodes by `LABEL=VALUE`.
@@ -181,7 +178,6 @@ pub(super) struct Index {
     owners: BTreeMap<String, Vec<String>>,
     owned: Names,
     contested: Names,
-    identities: BTreeMap<(String, String), BTreeSet<Claimant>>,
     kubelet_addresses: BTreeMap<IpAddr, BTreeSet<String>>,
     rnic_addresses: BTreeMap<IpAddr, BTreeSet<String>>,
     requests: Names,
@@ -487,25 +483,6 @@ impl Index {
 
     pub(super) fn claims_of(&self, uid: &str) -> impl Iterator<Item = u32> {
         self.claims.of(uid).copied()
-    }
-
-    pub(super) fn set_identity(&mut self, key: (String, String), who: Claimant, present: bool) {
-        let all = self.identities.entry(key.clone()).or_default();
-        if present {
-            all.insert(who);
-        } else {
-            all.remove(&who);
-        }
-        if all.is_empty() {
-            self.identities.remove(&key);
-        }
-    }
-
-    pub(super) fn with_identity(
-        &self,
-        key: &(String, String),
-    ) -> impl Iterator<Item = &(String, String)> {
-        self.identities.get(key).into_iter().flatten().map(|(_, who)| who)
     }
 
     pub(super) fn set_labels(

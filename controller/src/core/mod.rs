@@ -34,6 +34,7 @@ mod signer;
 mod tenant;
 mod trust;
 mod vni;
+mod wishes;
 mod world;
 mod write;
 

@@ -1,13 +1,19 @@
 //! NICs with a name: may they be, is their identity their own, what of them must the node hear that
 //! has them, and has the pod ended that had them.
 //!
+//! Anybody who may write in some namespace can make a NIC that names any network and any address.
+//! So a NIC counts for an identity only if nothing else is wrong with it: what its namespace's
+//! tenant may not have, it keeps from nobody. Whoever has an identity keeps it ([`Rank`]): a NIC that
+//! a pod has, or that was accepted, comes before those that were not, however old they are.
+//!
 //! How one is claimed: `vhost_rdma_cluster_api::claim`.
 
 use std::time::Duration;
 
 use vhost_rdma_cluster_api::{NodeNic, RdmaNic, RdmaNicStatus, check, claim};
 
-use super::condition::accepted;
+use super::condition::{accepted, is_accepted};
+use super::wishes::{Rank, Wish};
 use super::world::{made, nic_key};
 use super::write::{Guard, Key, Plan, Write};
 use super::{Mono, Settings, World};
@@ -35,18 +41,8 @@ impl World {
             if let Some(node) = nic.status.as_ref().and_then(|status| status.node.as_ref()) {
                 self.index.set_claimed(node, joined.to_owned(), present);
             }
-            for identity in identities(nic) {
-                let identity = (nic.spec.network.clone(), identity);
-                let who = (made(&nic.metadata), key.clone());
-                self.index.set_identity(identity.clone(), who, present);
-                let others: Vec<Key> = self
-                    .index
-                    .with_identity(&identity)
-                    .map(|(ns, name)| Key::Nic(ns.clone(), name.clone()))
-                    .collect();
-                self.mark(others);
-            }
         }
+        self.judge_again(&key);
         let claimed =
             |nic: &Option<RdmaNic>| nic.as_ref().and_then(|nic| nic.status.clone()?.pod_uid);
         match claimed(&new) {
@@ -65,7 +61,87 @@ impl World {
             self.mark(nodes.map(|(node, _)| Key::Node(node)).collect::<Vec<_>>());
         }
         self.peers.blocks.insert(joined.to_owned());
-        self.mark([Key::Nic(key.0, key.1)]);
+    }
+
+    /// What is wrong with a NIC, whatever others have.
+    fn wrong_with(&self, namespace: &str, nic: &RdmaNic) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let tenant = self.index.tenant_of(namespace).and_then(|tenant| self.tenants.get(tenant));
+        match (self.networks.get(&nic.spec.network), tenant) {
+            (None, _) => wrong.push(format!("there is no network {:?}", nic.spec.network)),
+            (_, None) => wrong.push(format!("the namespace {namespace:?} belongs to no tenant")),
+            (Some(network), Some(tenant)) => {
+                if !tenant.spec.networks.contains(&nic.spec.network) {
+                    wrong.push(format!(
+                        "the network {:?} is not one of the tenant's: {}",
+                        nic.spec.network,
+                        tenant.spec.networks.join(", ")
+                    ));
+                }
+                if let Some(class) = &nic.spec.class
+                    && !tenant.spec.classes.contains(class)
+                {
+                    wrong.push(format!(
+                        "the class {class:?} is not one of the tenant's: {}",
+                        tenant.spec.classes.join(", ")
+                    ));
+                }
+                wrong.extend(check::nic(&nic.spec, &network.spec));
+            }
+        }
+        wrong
+    }
+
+    /// Which identities a NIC wants, and how much it is heard; nothing if it is not.
+    fn wish(&self, key: &(String, String)) -> Option<Wish> {
+        let nic = self.nics_named.get(key)?;
+        let status = nic.status.as_ref();
+        let is_used = status.is_some_and(|status| status.pod_uid.is_some());
+        let was_accepted = status.is_some_and(|status| is_accepted(&status.conditions));
+        let rank = match (self.wrong_with(&key.0, nic).is_empty(), is_used, was_accepted) {
+            (true, true, _) => Rank::Used,
+            (true, false, true) => Rank::Accepted,
+            (true, false, false) => Rank::New,
+            (false, true, _) => Rank::Left,
+            (false, false, _) => return None,
+        };
+        let network = &nic.spec.network;
+        let identities = identities(nic).into_iter().map(|one| (network.clone(), one)).collect();
+        Some(Wish { rank, made: made(&nic.metadata), identities })
+    }
+
+    /// Something that decides about a NIC has changed.
+    fn judge_again(&mut self, key: &(String, String)) {
+        let wish = self.wish(key);
+        let others = self.wishes.set(key, wish.as_ref());
+        self.mark(others.into_iter().map(|(namespace, name)| Key::Nic(namespace, name)));
+        self.mark([Key::Nic(key.0.clone(), key.1.clone())]);
+    }
+
+    /// Whose a namespace is, or what its tenant may have, has changed.
+    pub(super) fn judge_nics_of_namespace(&mut self, namespace: &str) {
+        let all: Vec<(String, String)> = self
+            .nics_named
+            .range((namespace.to_owned(), String::new())..)
+            .map(|(key, _)| key.clone())
+            .take_while(|(ns, _)| ns == namespace)
+            .collect();
+        all.iter().for_each(|key| self.judge_again(key));
+    }
+
+    /// What a tenant may have has changed.
+    pub(super) fn judge_nics_of_tenant(&mut self, tenant: &str) {
+        let all: Vec<String> = self.index.namespaces_of(tenant).map(str::to_owned).collect();
+        all.iter().for_each(|namespace| self.judge_nics_of_namespace(namespace));
+    }
+
+    /// What a network may be used for has changed.
+    pub(super) fn judge_nics_of_network(&mut self, network: &str) {
+        let all: Vec<Key> = self.index.named_of(network).filter_map(nic_key).collect();
+        for key in all {
+            let Key::Nic(namespace, name) = key else { continue };
+            self.judge_again(&(namespace, name));
+        }
     }
 
     /// What a node must hear of named NICs that its pods have.
@@ -107,35 +183,16 @@ pub(super) fn plan(
 ) -> Plan {
     let key = (namespace.to_owned(), name.to_owned());
     let Some(nic) = world.nics_named.get(&key) else { return Plan::default() };
-    let mut wrong = Vec::new();
-    let tenant = world.index.tenant_of(namespace).and_then(|tenant| world.tenants.get(tenant));
-    match (world.networks.get(&nic.spec.network), tenant) {
-        (None, _) => wrong.push(format!("there is no network {:?}", nic.spec.network)),
-        (_, None) => wrong.push(format!("the namespace {namespace:?} belongs to no tenant")),
-        (Some(network), Some(tenant)) => {
-            if !tenant.spec.networks.contains(&nic.spec.network) {
-                wrong.push(format!(
-                    "the network {:?} is not one of the tenant's: {}",
-                    nic.spec.network,
-                    tenant.spec.networks.join(", ")
-                ));
-            }
-            if let Some(class) = &nic.spec.class
-                && !tenant.spec.classes.contains(class)
-            {
-                wrong.push(format!(
-                    "the class {class:?} is not one of the tenant's: {}",
-                    tenant.spec.classes.join(", ")
-                ));
-            }
-            wrong.extend(check::nic(&nic.spec, &network.spec));
-        }
-    }
-    // Names of another tenant's namespace are not told.
-    for identity in identities(nic) {
-        if world.first_with(&nic.spec.network, &identity) != Some(&key) {
-            wrong.push(format!("another NIC of the network has {identity}"));
-        }
+    let mut wrong = world.wrong_with(namespace, nic);
+    // Whoever may not have it learns nothing of what others have; names of another tenant's
+    // namespace are told nobody.
+    if wrong.is_empty() {
+        let taken = |identity: &String| {
+            let first = world.wishes.first_with(&(nic.spec.network.clone(), identity.clone()));
+            first.is_some_and(|first| *first != key)
+        };
+        let taken = identities(nic).into_iter().filter(taken);
+        wrong.extend(taken.map(|identity| format!("another NIC of the network has {identity}")));
     }
     let mut status = nic.status.clone().unwrap_or_default();
     status.observed_generation = nic.metadata.generation;
@@ -193,3 +250,7 @@ fn left(
     let guard = Guard::PodIsGone { namespace: key.0.clone(), pod, uid: uid.clone() };
     Left::Ask(guard, LOOK)
 }
+
+#[cfg(test)]
+#[path = "nic_tests.rs"]
+mod tests;

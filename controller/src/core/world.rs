@@ -14,6 +14,7 @@ use vhost_rdma_cluster_api::{
 
 use super::index::Index;
 use super::peers::{self, Changed};
+use super::wishes::Wishes;
 use super::{
     Attachment, Authority, Claim, Key, Kind, Mono, NamespaceInfo, NodeInfo, Object, Request, Roots,
 };
@@ -34,6 +35,7 @@ pub struct World {
     pub(super) attachments: BTreeMap<String, Attachment>,
     pub(super) has_attachments: bool,
     pub(super) index: Index,
+    pub(super) wishes: Wishes,
     dirty: BTreeSet<Key>,
     pub(super) gone: BTreeMap<String, Mono>,
     pub(super) deleting: BTreeMap<String, Mono>,
@@ -246,6 +248,7 @@ impl World {
         }
         let all: Vec<String> = self.namespaces.keys().cloned().collect();
         all.iter().for_each(|namespace| self.choose_owner(namespace));
+        self.judge_nics_of_tenant(name);
         networks.iter().for_each(|network| self.mark_nodes_of_network(network));
     }
 
@@ -273,13 +276,7 @@ impl World {
         self.changing_fullness(&concerned, |world| world.index.set_owners(namespace, new));
         told.iter().for_each(|tenant| self.mark_nodes_of_tenant(tenant));
         self.mark(concerned.into_iter().map(Key::Tenant));
-        let named: Vec<Key> = self
-            .nics_named
-            .range((namespace.to_owned(), String::new())..)
-            .take_while(|((ns, _), _)| ns == namespace)
-            .map(|((ns, name), _)| Key::Nic(ns.clone(), name.clone()))
-            .collect();
-        self.mark(named);
+        self.judge_nics_of_namespace(namespace);
     }
 
     /// Makes a change, and marks the nodes that must hear that a tenant has become full or not.
@@ -331,8 +328,8 @@ impl World {
         keys.extend(self.index.blocks_of_network(name).map(|b| Key::Block(b.to_owned())));
         keys.extend(self.index.policies_with_network(name).map(|p| Key::Policy(p.to_owned())));
         keys.extend(self.index.tenants_of_network(name).map(|t| Key::Tenant(t.to_owned())));
-        keys.extend(self.index.named_of(name).filter_map(nic_key));
         self.mark(keys);
+        self.judge_nics_of_network(name);
     }
 
     fn set_class(&mut self, name: &str, new: Option<RdmaNicClass>) {

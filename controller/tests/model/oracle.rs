@@ -222,8 +222,31 @@ pub(crate) fn at_rest(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(),
     at_rest_tenants(api, agents)
 }
 
-/// Whoever has a named NIC is there; of NICs that want one identity the first is accepted.
+/// Whoever has a named NIC is there; of NICs that want one identity one is accepted, and only
+/// because of it, or of a pod that has one, another is not.
 fn at_rest_names(api: &Api, agents: &BTreeMap<String, Agent>) -> Result<(), String> {
+    let mut accepted = BTreeMap::new();
+    let mut waiting = Vec::new();
+    for object in api.list(Kind::Nic) {
+        let Object::Nic(nic) = object else { continue };
+        let Some(mac) = nic.spec.mac.clone() else { continue };
+        let identity = (nic.spec.network.clone(), mac);
+        let status = nic.status.clone().unwrap_or_default();
+        let said = status.conditions.iter().find(|c| c.type_ == "Accepted");
+        if said.is_some_and(vhost_rdma_cluster_api::Condition::holds)
+            && let Some(other) = accepted.insert(identity.clone(), nic.metadata.uid.clone())
+        {
+            return Err(format!("{nic:?} and {other:?} have {identity:?}"));
+        }
+        if said.is_some_and(|said| said.message.contains("another NIC")) {
+            waiting.push((identity.clone(), nic.metadata.uid.clone()));
+        } else if status.pod_uid.is_some() {
+            accepted.entry(identity).or_insert(nic.metadata.uid.clone());
+        }
+    }
+    if let Some(one) = waiting.iter().find(|(identity, _)| !accepted.contains_key(identity)) {
+        return Err(format!("nobody has what is kept from {one:?}"));
+    }
     for object in api.list(Kind::Nic) {
         let Object::Nic(nic) = object else { continue };
         let status = nic.status.clone().unwrap_or_default();
