@@ -3,8 +3,8 @@
 //!
 //! Anybody who may write in some namespace can make a NIC that names any network and any address.
 //! So a NIC counts for an identity only if nothing else is wrong with it: what its namespace's
-//! tenant may not have, it keeps from nobody. Whoever has an identity keeps it ([`Rank`]): a NIC that
-//! a pod has, or that was accepted, comes before those that were not, however old they are.
+//! tenant may not have, it keeps from nobody. Whoever has an identity keeps it ([`Rank`]): a NIC
+//! that a pod has, or that was accepted, comes before those that were not, however old they are.
 //!
 //! How one is claimed: `vhost_rdma_cluster_api::claim`.
 

@@ -134,7 +134,7 @@ fn whoever_is_no_longer_fit_makes_room_and_does_not_take_it_back() {
     apply(&mut world, Object::Nic(nic("b", 1)));
     apply(&mut world, Object::Nic(nic("c", 2)));
     assert_eq!((refusal(&world, "b").as_str(), refusal(&world, "c").is_empty()), ("", false));
-    // By its tenant, by its namespace, by the range of the network: each makes the other's way free.
+    // By its tenant, its namespace, the range of the network: each makes the other's way free.
     apply(&mut world, tenant("b", &[]));
     assert_eq!((refusal(&world, "b").is_empty(), refusal(&world, "c").as_str()), (false, ""));
     apply(&mut world, tenant("b", &["blue"]));

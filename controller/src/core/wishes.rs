@@ -1,7 +1,7 @@
 //! Whose an identity is, of those that want it.
 //!
-//! A MAC address, or an address, is one NIC's in its network. Of several that want it, the first has
-//! it: by rank, which keeps it with whoever has it, and then by age.
+//! A MAC address, or an address, is one NIC's in its network. Of several that want it, the first
+//! has it: by rank, which keeps it with whoever has it, and then by age.
 
 use std::collections::{BTreeMap, BTreeSet};
 
