@@ -5,24 +5,27 @@
 //! daemon, which may take a minute. Labels are pool, ID, and the namespace and name of the pod that
 //! holds the ID: so there are never more series than IDs, whatever pods are called and however many
 //! there were.
+//!
+//! Whoever reaches the port may ask, and is answered on the agent's only thread. So there are few
+//! places, each for seconds ([`vhost_rdma_places::http`]), and metrics are written once a second at
+//! most.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
-use hyper_util::rt::TokioIo;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use vhost_rdma_agent_api::{DeviceStatus, PoolStatus};
+use vhost_rdma_places::http::{self, Text};
 use vhost_rdma_proto::v1;
 
 use crate::agent::{Agent, Snapshot};
@@ -31,43 +34,24 @@ use crate::holders::Kubelet;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// Connections at one time. Nobody needs more than one or two.
+const PLACES: usize = 8;
+
 /// Answers everyone at `listener`.
 pub async fn serve<D: Daemon, K: Kubelet>(listener: TcpListener, agent: Arc<Agent<D, K>>) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let agent = Arc::clone(&agent);
-                tokio::spawn(async move { answer(stream, agent).await });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept an HTTP connection");
-                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-            }
-        }
-    }
-}
-
-async fn answer<D: Daemon, K: Kubelet>(
-    stream: impl AsyncRead + AsyncWrite + Unpin,
-    agent: Arc<Agent<D, K>>,
-) {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let agent = Arc::clone(&agent);
-        async move { respond(&request, &agent) }
-    });
-    let mut server = hyper::server::conn::http1::Builder::new();
-    server.timer(hyper_util::rt::TokioTimer::new());
-    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
-        tracing::debug!(%error, "an HTTP connection ended badly");
-    }
+    let metrics = Arc::new(Text::default());
+    http::serve(listener, PLACES, move |request| respond(request, &agent, &metrics)).await;
 }
 
 fn respond<D: Daemon, K: Kubelet>(
     request: &Request<Incoming>,
     agent: &Agent<D, K>,
-) -> Result<Response<Full<Bytes>>, hyper::http::Error> {
+    metrics: &Text,
+) -> Response<Full<Bytes>> {
     let plain = |status: StatusCode, text: String| {
-        Response::builder().status(status).body(Full::new(Bytes::from(text)))
+        let mut response = Response::new(Full::new(Bytes::from(text)));
+        *response.status_mut() = status;
+        response
     };
     if request.method() != Method::GET {
         return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
@@ -78,24 +62,31 @@ fn respond<D: Daemon, K: Kubelet>(
             plain(StatusCode::OK, "ok\n".to_owned())
         }
         "/readyz" => {
-            let status = agent.snapshot().status.clone();
-            let code = if status.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-            let lines = if status.ready { vec!["ok".to_owned()] } else { status.problems };
-            plain(code, lines.join("\n") + "\n")
-        }
-        "/metrics" => {
-            let mut registry = Registry::with_prefix("vhost_rdma_agent");
-            registry.register_collector(Box::new(View(agent.snapshot())));
-            let mut text = String::new();
-            match prometheus_client::encoding::text::encode(&mut text, &registry) {
-                Ok(()) => Response::builder()
-                    .header(header::CONTENT_TYPE, CONTENT_TYPE)
-                    .body(Full::new(Bytes::from(text))),
-                Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+            let snapshot = agent.snapshot();
+            let status = &snapshot.status;
+            if status.ready {
+                return plain(StatusCode::OK, "ok\n".to_owned());
             }
+            plain(StatusCode::SERVICE_UNAVAILABLE, status.problems.join("\n") + "\n")
         }
+        "/metrics" => match metrics.get(|| text(agent.snapshot())) {
+            Ok(text) => {
+                let mut response = Response::new(Full::new(text));
+                let kind = header::HeaderValue::from_static(CONTENT_TYPE);
+                response.headers_mut().insert(header::CONTENT_TYPE, kind);
+                response
+            }
+            Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        },
         _ => plain(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".to_owned()),
     }
+}
+
+fn text(snapshot: Arc<Snapshot>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("vhost_rdma_agent");
+    registry.register_collector(Box::new(View(snapshot)));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
 }
 
 struct View(Arc<Snapshot>);
@@ -188,16 +179,50 @@ impl Collector for View {
             let gauge = ConstGauge::new(i64::from(device.healthy));
             gauge.encode(metric.encode_family(&labels(device))?)?;
         }
+        let counters: HashMap<&str, &v1::Counters> = self
+            .0
+            .nics
+            .iter()
+            .filter_map(|(id, nic)| Some((id.as_str(), nic.counters.as_ref()?)))
+            .collect();
         for (name, help, read) in TRAFFIC {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for device in &held {
-                let nic = self.0.nics.iter().find(|(id, _)| *id == device.id).map(|(_, nic)| nic);
-                if let Some(counters) = nic.and_then(|nic| nic.counters.as_ref()) {
+                if let Some(counters) = counters.get(device.id.as_str()) {
                     ConstCounter::new(read(counters))
                         .encode(metric.encode_family(&labels(device))?)?;
                 }
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn what_metrics_cost_grows_with_the_nics_and_not_with_their_square() {
+        let mut snapshot = Snapshot::default();
+        for n in 0..20_000 {
+            let id = format!("blue-{n}");
+            let device = serde_json::json!({
+                "pool": "blue", "id": id, "state": "attached", "healthy": true, "cordoned": false,
+            });
+            snapshot.status.devices.push(serde_json::from_value(device).unwrap());
+            let counters = Some(v1::Counters { tx_bytes: n, ..v1::Counters::default() });
+            snapshot.nics.push((id, v1::Nic { counters, ..v1::Nic::default() }));
+        }
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(View(Arc::new(snapshot))));
+        let began = Instant::now();
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let took = began.elapsed();
+        assert!(text.contains("id=\"blue-19999\",namespace=\"\",pod=\"\"} 19999\n"), "{text:.999}");
+        assert!(took < Duration::from_secs(5), "{took:?}");
     }
 }

@@ -20,7 +20,6 @@ pub mod network_process;
 pub mod node;
 pub mod outside;
 mod panics;
-mod places;
 mod process;
 mod random;
 pub mod run;
@@ -35,4 +34,5 @@ pub mod worker;
 
 use vhost_rdma_engine::{cm, link, nic, qpn, shard};
 use vhost_rdma_memory::{self as memory, ordering};
+use vhost_rdma_places as places;
 use vhost_rdma_rnic as rnic;

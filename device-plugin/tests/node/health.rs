@@ -124,9 +124,12 @@ async fn limits_that_were_changed_reach_the_nics_that_pods_have() {
 
 /// What the agent answers over HTTP.
 async fn get(address: std::net::SocketAddr, path: &str) -> String {
+    ask(tokio::net::TcpStream::connect(address).await.unwrap(), path).await
+}
+
+async fn ask(mut stream: tokio::net::TcpStream, path: &str) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut said = String::new();
@@ -157,5 +160,63 @@ async fn probes_do_not_wait_for_a_call_of_the_daemon() {
     hangs.notify_one();
     allocation.await.unwrap().unwrap();
     assert!(get(address, "/metrics").await.contains("pool_granted{pool=\"blue\""));
+    server.abort();
+}
+
+/// So many ask and do not read, and so many never finish asking.
+const STRANGERS: usize = 100;
+
+#[tokio::test]
+async fn whoever_asks_and_does_not_read_holds_nobody_up() {
+    use std::io::{ErrorKind, Read as _, Write as _};
+
+    let world = World::new().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(vhost_rdma_agent::http::serve(listener, world.agent().clone()));
+    let there = std::sync::Arc::new(std::sync::Barrier::new(2));
+    let are_there = there.clone();
+    let strangers = std::thread::spawn(move || {
+        let all = ["GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "GET /met"].repeat(STRANGERS);
+        let mut all: Vec<_> = all
+            .into_iter()
+            .map(|text| {
+                let mut stream = std::net::TcpStream::connect(address).unwrap();
+                let _ = stream.write_all(text.as_bytes());
+                stream
+            })
+            .collect();
+        are_there.wait();
+        let mut open = |patience: Duration| {
+            let is_open = |stream: &mut std::net::TcpStream| {
+                stream.set_read_timeout(Some(patience)).unwrap();
+                loop {
+                    match stream.read(&mut [0; 4096]) {
+                        Ok(0) => return false,
+                        Ok(_) => {}
+                        Err(error) => return error.kind() == ErrorKind::WouldBlock,
+                    }
+                }
+            };
+            all.iter_mut().filter_map(|stream| is_open(stream).then_some(())).count()
+        };
+        (open(Duration::from_millis(100)), open(Duration::from_secs(11)))
+    });
+    tokio::task::spawn_blocking(move || there.wait()).await.unwrap();
+    let mut longest = Duration::ZERO;
+    while !strangers.is_finished() {
+        let began = std::time::Instant::now();
+        world.agent().status().await;
+        // The kubelet is none of them.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let said = ask(socket.connect(address).await.unwrap(), "/healthz").await;
+        assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+        longest = longest.max(began.elapsed());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (first, later) = strangers.join().unwrap();
+    assert!(longest < Duration::from_secs(1), "{longest:?}");
+    assert!(first <= 8 && later == 0, "{first} are open, and {later} after ten seconds");
     server.abort();
 }

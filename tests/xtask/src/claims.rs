@@ -19,11 +19,12 @@ use lab::scenarios::{clients, pair};
 /// Where the document is.
 const DOCUMENT: &str = "docs/THREAT_MODEL.md";
 /// Where files of tests are looked for.
-const ROOTS: [&str; 9] = [
+const ROOTS: [&str; 10] = [
     "tests/virtual-guest/tests",
     "vhost-rdma/src",
     "vhost-rdma/engine/src",
     "vhost-rdma",
+    "device-plugin/src",
     "device-plugin/tests",
     "cni-plugin/tests",
     "cni-plugin/src",

@@ -20,11 +20,12 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
 
 /// Where crates have their sources.
-const CRATES: [&str; 13] = [
+const CRATES: [&str; 14] = [
     "vhost-rdma/src",
     "vhost-rdma/abi/src",
     "vhost-rdma/engine/src",
     "vhost-rdma/memory/src",
+    "vhost-rdma/places/src",
     "vhost-rdma/rdma-netlink/src",
     "vhost-rdma/rnic/src",
     "vhost-rdma/vmm/src",

@@ -1,9 +1,7 @@
 //! Who asks for metrics: how many at once, for how long, and at what cost to others.
 //!
-//! Whoever reaches the address may ask, and need not read the answer. So there are few places
-//! ([`crate::places`]), and who comes always finds one: the oldest connection of whoever has the
-//! most goes. A connection is for one question, and has seconds for it. What it leaves unread goes
-//! with it, also what the kernel has of it.
+//! Whoever reaches the address may ask, and need not read the answer: [`crate::places::http`] has
+//! few places, and each for seconds.
 //!
 //! ```text
 //!  connection ─┐
@@ -14,41 +12,25 @@
 //! To read the counters is to ask every network's process. That is done once at a time, and all who
 //! ask within a second are shown the same text. So commands of the admin API, which have the same
 //! few blocking threads, find all of them but one, however many ask.
-//!
-//! Not guaranteed is an answer for somebody at an address where others flood: eight newer
-//! connections in the time of it close the one that waits, which comes again at its next interval.
 
-use std::convert::Infallible;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use rustix::net::sockopt::{set_socket_linger, set_socket_send_buffer_size};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
-use tokio::time::sleep;
 
-use crate::places::{Place, Places};
+use crate::places::Places;
+use crate::places::http::{self, FRESH};
 
 /// Connections at one time. Nobody needs more than one or two.
 const PLACES: usize = 8;
-/// How long one may take: question, answer, and all of that read.
-const EXCHANGE: Duration = Duration::from_secs(10);
-/// After a connection that could not be accepted.
-const PAUSE: Duration = Duration::from_millis(200);
-/// How long a text is shown to whoever asks.
-const FRESH: Duration = Duration::from_secs(1);
-/// Bytes of an answer that the kernel holds for who has not read them.
-const UNREAD: usize = 64 << 10;
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -125,7 +107,7 @@ impl Page {
 /// Answers whoever comes; `accept` tells who that is, as far as callers can be told apart.
 pub(super) async fn answer_all<S, K>(
     registry: Arc<Registry>,
-    mut accept: impl AsyncFnMut() -> io::Result<(S, K)>,
+    accept: impl AsyncFnMut() -> io::Result<(S, K)>,
 ) where
     S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static,
     K: Ord + Clone + Send + Sync + 'static,
@@ -133,54 +115,11 @@ pub(super) async fn answer_all<S, K>(
     let page = Arc::new(Page::default());
     let own = Arc::clone(&page);
     tokio::spawn(async move { own.renew(registry).await });
-    let places = Places::new(PLACES, PLACES);
-    loop {
-        match accept().await {
-            Ok((stream, who)) => {
-                let place = places.take(&who);
-                tokio::spawn(answer(Arc::clone(&page), stream, place));
-                // The connection whose place was taken closes before the next is accepted, so there
-                // are never more than there are places.
-                tokio::task::yield_now().await;
-            }
-            // Out of descriptors, most likely: waits, so that the loop does not burn a core.
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a metrics connection");
-                sleep(PAUSE).await;
-            }
-        }
-    }
-}
-
-/// Answers one HTTP connection.
-async fn answer<S, K>(page: Arc<Page>, stream: S, mut place: Place<K>)
-where
-    S: AsyncRead + AsyncWrite + AsFd + Unpin,
-    K: Ord + Clone,
-{
-    // With more, it is the kernel that holds more; nothing else depends on it.
-    let _ = set_socket_send_buffer_size(&stream, UNREAD);
-    let service = service_fn(|request: Request<Incoming>| {
+    http::answer_all(Places::new(PLACES, PLACES), accept, move |request| {
         let page = Arc::clone(&page);
-        async move { Ok::<_, Infallible>(page.answer(&request).await) }
-    });
-    let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).keep_alive(false);
-    let mut exchange = server.serve_connection(TokioIo::new(stream), service);
-    let why = tokio::select! {
-        ended = &mut exchange => return told(ended),
-        () = place.lost() => "too many of them",
-        () = sleep(EXCHANGE) => "it took too long",
-    };
-    tracing::debug!(why, "a metrics connection is closed");
-    let stream = exchange.into_parts().io.into_inner();
-    let _ = set_socket_linger(&stream, Some(Duration::ZERO));
-}
-
-fn told(ended: hyper::Result<()>) {
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a metrics connection ended badly");
-    }
+        async move { page.answer(&request).await }
+    })
+    .await;
 }
 
 #[cfg(test)]
@@ -189,14 +128,17 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{SocketAddr, TcpStream};
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
     use prometheus_client::collector::Collector;
     use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
     use prometheus_client::metrics::MetricType;
     use prometheus_client::metrics::gauge::ConstGauge;
     use tokio::runtime::Runtime;
+    use tokio::time::sleep;
 
     use super::*;
+    use crate::places::http::EXCHANGE;
     use crate::places::origin;
 
     /// How long it takes to read all counters.

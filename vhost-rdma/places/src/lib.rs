@@ -7,6 +7,13 @@
 //!
 //! What a place costs does not depend on how many there are, but for the depth of a tree: floods
 //! come when all are taken.
+//!
+//! The daemon, the node agent and the controller have ports that strangers reach; all of them use
+//! this. [`http`] answers one question on a connection.
+
+#![forbid(unsafe_code)]
+
+pub mod http;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +24,8 @@ use tokio::sync::oneshot;
 
 /// What tells strangers apart: a host has one IPv4 address, or as many of an IPv6 network as it
 /// likes.
-pub(crate) fn origin(from: SocketAddr) -> IpAddr {
+#[must_use]
+pub fn origin(from: SocketAddr) -> IpAddr {
     match from.ip().to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (!0 << 64)).into(),
         v4 @ IpAddr::V4(_) => v4,
@@ -68,14 +76,16 @@ impl<K: Ord + Clone> Taken<K> {
 }
 
 /// Places, whose holders are told apart by `K`.
-pub(crate) struct Places<K> {
+#[allow(missing_debug_implementations, reason = "who holds them is under a lock")]
+pub struct Places<K> {
     room: usize,
     share: usize,
     taken: Mutex<Taken<K>>,
 }
 
 /// A place, given back when this is dropped.
-pub(crate) struct Place<K: Ord + Clone> {
+#[allow(missing_debug_implementations, reason = "it is a number among places that have none")]
+pub struct Place<K: Ord + Clone> {
     places: Arc<Places<K>>,
     number: u64,
     lost: oneshot::Receiver<()>,
@@ -83,7 +93,8 @@ pub(crate) struct Place<K: Ord + Clone> {
 
 impl<K: Ord + Clone> Places<K> {
     /// So many places, of which one holder has a share at most.
-    pub(crate) fn new(room: usize, share: usize) -> Arc<Self> {
+    #[must_use]
+    pub fn new(room: usize, share: usize) -> Arc<Self> {
         let taken = Taken {
             next: 0,
             holders: BTreeMap::new(),
@@ -98,7 +109,7 @@ impl<K: Ord + Clone> Places<K> {
     }
 
     /// A place for `who`; another one is lost for it if there are too many.
-    pub(crate) fn take(self: &Arc<Self>, who: &K) -> Place<K> {
+    pub fn take(self: &Arc<Self>, who: &K) -> Place<K> {
         let (hold, lost) = oneshot::channel();
         let mut taken = self.taken();
         let number = taken.insert(who.clone(), hold);
@@ -119,7 +130,7 @@ impl<K: Ord + Clone> Places<K> {
 
 impl<K: Ord + Clone> Place<K> {
     /// Returns when the place is another's.
-    pub(crate) async fn lost(&mut self) {
+    pub async fn lost(&mut self) {
         // Nothing is ever sent: it ends when the other end goes.
         let _ = (&mut self.lost).await;
     }
