@@ -7,7 +7,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Secret};
 use kube::api::{ApiResource, DynamicObject, ObjectMeta};
 use kube::core::GroupVersionKind;
-use vhost_rdma_cluster_api::MANAGER;
+use vhost_rdma_cluster_api::{MANAGER, RdmaNic};
 
 use crate::core::{Attachment, Authority, Claim, NamespaceInfo, NodeInfo, Request, Roots};
 use crate::pki::{self, Pair, Root};
@@ -46,6 +46,33 @@ pub fn node(node: &Node) -> NodeInfo {
         ready: conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
         addresses: addresses(node),
     }
+}
+
+/// The longest name of a class, which the schema of an older definition did not say.
+const CLASS_MAX: usize = 253;
+
+/// A NIC. Users write it, so of what they may write without end nothing is kept: not what has no
+/// meaning here, nor a class that can not be one. Only its status is ever written back.
+#[must_use]
+pub fn nic(nic: RdmaNic) -> RdmaNic {
+    let RdmaNic { metadata, mut spec, status } = nic;
+    if let Some(class) = &mut spec.class
+        && let Some((end, _)) = class.char_indices().nth(CLASS_MAX + 1)
+    {
+        class.truncate(end);
+        class.shrink_to_fit();
+    }
+    let metadata = ObjectMeta {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        resource_version: metadata.resource_version,
+        generation: metadata.generation,
+        creation_timestamp: metadata.creation_timestamp,
+        deletion_timestamp: metadata.deletion_timestamp,
+        ..ObjectMeta::default()
+    };
+    RdmaNic { metadata, spec, status }
 }
 
 /// Addresses that a kubelet says its node has. Names are none.
@@ -241,5 +268,25 @@ mod tests {
         let mut other = attachment_object(&made);
         other.metadata.labels = None;
         assert!(!attachment(&other).managed);
+    }
+
+    #[test]
+    fn of_a_nic_nothing_is_kept_that_a_user_may_write_without_end() {
+        let mut made = RdmaNic::new("db", Default::default());
+        made.metadata.namespace = Some("a".to_owned());
+        made.metadata.uid = Some("uid".to_owned());
+        made.metadata.resource_version = Some("7".to_owned());
+        made.spec.network = "blue".to_owned();
+        made.spec.class = Some("c".repeat(253));
+        assert_eq!(nic(made.clone()), made);
+        let long = "x".repeat(1 << 20);
+        let mut endless = made.clone();
+        endless.spec.class = Some(long.clone());
+        endless.metadata.annotations = Some([("a".to_owned(), long.clone())].into());
+        endless.metadata.labels = Some([("a".to_owned(), long.clone())].into());
+        endless.metadata.finalizers = Some(vec![long]);
+        let kept = nic(endless);
+        assert_eq!(kept.metadata, made.metadata);
+        assert_eq!(kept.spec.class.map(|class| class.len()), Some(254), "as long as no name");
     }
 }

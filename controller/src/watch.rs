@@ -26,6 +26,10 @@ use crate::core::{Kind, Object};
 /// Changes that wait for the engine. A full queue makes watches wait: nothing is lost.
 const QUEUE: usize = 1024;
 
+/// NICs of one answer to a list. Users write them, each with as much as an object may have, and an
+/// answer is held as a whole before anything of it is left out.
+const NICS_AT_ONCE: u32 = 50;
+
 /// What a watch has to say.
 #[derive(Debug)]
 pub enum Change {
@@ -54,7 +58,12 @@ pub fn all(client: &Client, namespace: &str, attachments: bool) -> mpsc::Receive
     everywhere(Kind::Policy).spawn::<RdmaNodePolicy>(Api::all(client.clone()), Object::Policy);
     everywhere(Kind::RdmaNode).spawn::<RdmaNode>(Api::all(client.clone()), Object::RdmaNode);
     everywhere(Kind::Block).spawn::<RdmaIPBlock>(Api::all(client.clone()), Object::Block);
-    everywhere(Kind::Nic).spawn::<RdmaNic>(Api::all(client.clone()), Object::Nic);
+    let nics = watcher::Config::default().page_size(NICS_AT_ONCE);
+    tokio::spawn(
+        everywhere(Kind::Nic).follow(watcher(Api::all(client.clone()), nics), |nic: RdmaNic| {
+            Some(Object::Nic(convert::nic(nic)))
+        }),
+    );
     everywhere(Kind::Node)
         .spawn::<Node>(Api::all(client.clone()), |node| Object::Node(convert::node(&node)));
     everywhere(Kind::Namespace).spawn::<Namespace>(Api::all(client.clone()), |namespace| {

@@ -64,8 +64,16 @@ impl Condition {
     }
 }
 
-/// Puts `new` into `all`, in the place of the one of its type. The time stays if the status does.
+/// The longest message, in characters: what objects name can be long, and many.
+const MESSAGE_MAX: usize = 1000;
+
+/// Puts `new` into `all`, in the place of the one of its type. The time stays if the status does. A
+/// message without end is cut.
 pub fn set_condition(all: &mut Vec<Condition>, mut new: Condition) {
+    if let Some((end, _)) = new.message.char_indices().nth(MESSAGE_MAX) {
+        new.message.truncate(end);
+        new.message.push_str("...");
+    }
     let Some(old) = all.iter_mut().find(|old| old.type_ == new.type_) else {
         all.push(new);
         return;
@@ -93,5 +101,14 @@ mod tests {
         assert_eq!(all[0].last_transition_time, None);
         set_condition(&mut all, Condition::new("Other", true, "Fine", ""));
         assert_eq!(all.len(), 2);
+    }
+
+    #[test]
+    fn a_message_has_an_end() {
+        let mut all = Vec::new();
+        set_condition(&mut all, Condition::new("Ready", false, "Broken", "\u{e9}".repeat(1000)));
+        assert_eq!(all[0].message.chars().count(), 1000);
+        set_condition(&mut all, Condition::new("Ready", false, "Broken", "\u{e9}".repeat(1 << 20)));
+        assert_eq!(all[0].message, "\u{e9}".repeat(1000) + "...");
     }
 }

@@ -50,6 +50,7 @@ pub struct RdmaNicSpec {
     pub network: String,
     /// Its class, which must be that of the pool that the pod asks for; absent: any pool's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub class: Option<String>,
     /// Its MAC address; absent: one that is made of the object's UID.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -53,6 +53,44 @@ fn the_reference_is_that_of_the_source() {
     assert!(undescribed.is_empty(), "no meaning: {undescribed:#?}");
 }
 
+/// Whether nothing of a pattern repeats without end.
+fn is_bounded(pattern: &str) -> bool {
+    pattern.starts_with('^')
+        && pattern.ends_with('$')
+        && !pattern.contains(['*', '+', '|'])
+        && !pattern.contains(",}")
+}
+
+/// Strings of a schema that can be as long as an object.
+fn endless(schema: &Value, path: &str, found: &mut Vec<String>) {
+    let Value::Object(map) = schema else {
+        if let Value::Array(all) = schema {
+            all.iter().for_each(|one| endless(one, path, found));
+        }
+        return;
+    };
+    let bounded = map.contains_key("maxLength")
+        || map.contains_key("enum")
+        || map.get("pattern").and_then(Value::as_str).is_some_and(is_bounded);
+    if map.get("type").and_then(Value::as_str) == Some("string") && !bounded {
+        found.push(path.to_owned());
+    }
+    map.iter().for_each(|(key, value)| endless(value, &format!("{path}.{key}"), found));
+}
+
+#[test]
+fn what_a_user_writes_is_not_as_long_as_an_object_can_be() {
+    // The one kind that is not an administrator's, the controller's or an agent's.
+    let crd = serde_json::to_value(RdmaNic::crd()).unwrap();
+    let schema = crd.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap();
+    let mut found = Vec::new();
+    endless(schema, "spec", &mut found);
+    assert!(schema.to_string().contains("maxLength") && found.is_empty(), "{found:?}");
+    let mut open = Vec::new();
+    endless(&serde_json::json!({ "a": { "type": "string", "pattern": "^a+$" } }), "x", &mut open);
+    assert_eq!(open, ["x.a"]);
+}
+
 /// Every value under a key of this name, at any depth.
 fn find<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a Value>) {
     match value {
