@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -42,6 +43,9 @@ use crate::tls::{self, Accepted, Identity};
 const REVIEW_MAX: usize = 4 << 20;
 /// How long a review may take; the API server waits for ten seconds.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// How long a connection is kept whose client has shown nothing, and then one that has.
+const UNKNOWN: Duration = Duration::from_secs(10);
+const KEPT: Duration = Duration::from_secs(600);
 /// How long a namespace may be unknown: the copy is a moment old.
 const NEW: Duration = Duration::from_millis(100);
 const NEW_TRIES: u32 = 20;
@@ -294,6 +298,18 @@ impl Gate {
         Err((429, format!("too many pods of the tenant {name:?} at once; try again")))
     }
 
+    /// Whether it is the API server that asks.
+    fn knows<B>(&self, request: &Request<B>) -> bool {
+        let token = self.identity.borrow().as_ref().map(|identity| identity.token.clone());
+        let given = request.uri().path().strip_prefix("/admit/").map(str::as_bytes);
+        let known = token.filter(|token| !token.is_empty()).zip(given).is_some_and(|(a, b)| {
+            // Digests take as long to compare whatever was given.
+            ring::digest::digest(&ring::digest::SHA256, a.as_bytes()).as_ref()
+                == ring::digest::digest(&ring::digest::SHA256, b).as_ref()
+        });
+        known && request.method() == Method::POST
+    }
+
     async fn respond<B>(&self, request: Request<B>) -> Response<Full<Bytes>>
     where
         B: Body + Send,
@@ -305,16 +321,6 @@ impl Gate {
             *response.status_mut() = status;
             response
         };
-        let token = self.identity.borrow().as_ref().map(|identity| identity.token.clone());
-        let given = request.uri().path().strip_prefix("/admit/").map(str::as_bytes);
-        let known = token.filter(|token| !token.is_empty()).zip(given).is_some_and(|(a, b)| {
-            // Digests take as long to compare whatever was given.
-            ring::digest::digest(&ring::digest::SHA256, a.as_bytes()).as_ref()
-                == ring::digest::digest(&ring::digest::SHA256, b).as_ref()
-        });
-        if !known || request.method() != Method::POST {
-            return plain(StatusCode::NOT_FOUND, "only the API server is answered here\n");
-        }
         let Ok(body) = Limited::new(request.into_body(), REVIEW_MAX).collect().await else {
             return plain(StatusCode::PAYLOAD_TOO_LARGE, "the review is too large\n");
         };
@@ -349,25 +355,55 @@ fn answer(uid: &str, verdict: Result<(), Refusal>) -> String {
     Value::to_string(&review)
 }
 
+/// What others are told, and that nothing follows.
+fn stranger() -> Response<Full<Bytes>> {
+    let text = Bytes::from("only the API server is answered here\n");
+    let mut response = Response::new(Full::new(text));
+    *response.status_mut() = StatusCode::NOT_FOUND;
+    let close = hyper::header::HeaderValue::from_static("close");
+    response.headers_mut().insert(hyper::header::CONNECTION, close);
+    response
+}
+
 /// Serves reviews at `listener`.
 pub async fn serve(listener: TcpListener, gate: Gate) {
     let (accepted, mut incoming) = mpsc::channel::<Accepted>(64);
     let identity = gate.identity.clone();
     tokio::spawn(tls::accept(listener, identity, |identity| identity.anybody.clone(), accepted));
-    while let Some(Accepted { stream, place, .. }) = incoming.recv().await {
-        let gate = gate.clone();
-        tokio::spawn(async move {
-            let service = service_fn(move |request| {
-                let gate = gate.clone();
-                async move { Ok::<_, std::convert::Infallible>(gate.respond(request).await) }
-            });
-            let mut server = hyper::server::conn::http1::Builder::new();
-            server.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
-            let served = server.serve_connection(TokioIo::new(stream), service);
-            // The API server keeps its connections; it makes new ones when roots change.
-            let _ = tokio::time::timeout(Duration::from_secs(600), served).await;
-            drop(place);
-        });
+    while let Some(accepted) = incoming.recv().await {
+        tokio::spawn(answer_all(accepted, gate.clone()));
+    }
+}
+
+/// Answers a connection. The API server keeps its connections, and makes new ones when roots
+/// change; whoever is not known to be it has seconds to show that.
+async fn answer_all(accepted: Accepted, gate: Gate) {
+    let Accepted { stream, mut place, .. } = accepted;
+    let known = Arc::new(AtomicBool::new(false));
+    let shown = Arc::clone(&known);
+    let service = service_fn(move |request| {
+        let (gate, shown) = (gate.clone(), Arc::clone(&shown));
+        async move {
+            if !gate.knows(&request) {
+                return Ok::<_, std::convert::Infallible>(stranger());
+            }
+            shown.store(true, Ordering::Relaxed);
+            Ok(gate.respond(request).await)
+        }
+    });
+    let mut server = hyper::server::conn::http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    let served = server.serve_connection(TokioIo::new(stream), service);
+    let over = async {
+        tokio::time::sleep(UNKNOWN).await;
+        if known.load(Ordering::Relaxed) {
+            tokio::time::sleep(KEPT).await;
+        }
+    };
+    tokio::select! {
+        _ = served => {}
+        () = over => {}
+        () = place.lost() => {}
     }
 }
 
@@ -421,7 +457,88 @@ fn configured(
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, ServerName};
+    use rustls::{ClientConfig, RootCertStore};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpSocket, TcpStream};
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::client::TlsStream;
+
     use super::*;
+    use crate::pki::{self, Root};
+    use crate::trust::wall;
+
+    /// A server, its address, and what a client needs to know it.
+    async fn served() -> (SocketAddr, TlsConnector) {
+        let pair = pki::new_root(wall(), 86_400).expect("a root");
+        let root = Root::read(&pair.cert).expect("a certificate");
+        let made = Identity::new(&pair, &[root], &tls::names("vhost-rdma")).expect("an identity");
+        let made = Identity { token: "secret".to_owned(), ..made };
+        let (sender, identity) = watch::channel(Some(made));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let config = kube::Config::new("http://127.0.0.1:1".parse().expect("an address"));
+        let client = Client::try_from(config).expect("a client");
+        let (engine, _) = mpsc::channel(1);
+        let gate = Gate { client, engine, metrics: Arc::default(), identity };
+        tokio::spawn(async move {
+            serve(listener, gate).await;
+            drop(sender);
+        });
+        let mut roots = RootCertStore::empty();
+        let der = CertificateDer::from_pem_slice(pair.cert.as_bytes()).expect("a certificate");
+        roots.add(der).expect("a root");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("TLS")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        (address, TlsConnector::from(Arc::new(config)))
+    }
+
+    /// Sends a request, on a connection that is not to end.
+    async fn ask(stream: TcpStream, tls: &TlsConnector, path: &str) -> TlsStream<TcpStream> {
+        let name = ServerName::try_from("vhost-rdma-controller.vhost-rdma.svc").expect("a name");
+        let mut stream = tls.connect(name, stream).await.expect("a handshake");
+        let text = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}");
+        stream.write_all(text.as_bytes()).await.expect("a request");
+        stream
+    }
+
+    #[tokio::test]
+    async fn who_is_not_the_api_server_takes_no_place_from_it() {
+        let (address, tls) = served().await;
+        let connect = || async { TcpStream::connect(address).await.expect("a connection") };
+        let mut silent = Vec::new();
+        for _ in 0..300 {
+            silent.push(connect().await);
+        }
+        let own = async {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.bind("127.0.0.2:0".parse().expect("an address")).expect("another address");
+            let stream = socket.connect(address).await.expect("a connection");
+            let mut own = ask(stream, &tls, "/admit/secret").await;
+            let mut said = [0; 12];
+            own.read_exact(&mut said).await.expect("an answer");
+            assert_eq!(&said, b"HTTP/1.1 400", "it was no review");
+        };
+        let limit = Duration::from_secs(1);
+        tokio::time::timeout(limit, own).await.expect("in a second");
+        // One that guesses is told so and is gone; one that says nothing any more has ten seconds.
+        let mut guess = ask(connect().await, &tls, "/admit/guess").await;
+        let mut said = Vec::new();
+        let end = tokio::time::timeout(limit, guess.read_to_end(&mut said)).await;
+        let _ = end.expect("it ends");
+        assert!(said.starts_with(b"HTTP/1.1 404"));
+        let name = ServerName::try_from("vhost-rdma-controller.vhost-rdma.svc").expect("a name");
+        let mut idle = tls.connect(name, connect().await).await.expect("a handshake");
+        let end = tokio::time::timeout(UNKNOWN * 2, idle.read(&mut [0; 64])).await;
+        assert!(matches!(end.expect("it ends"), Ok(0) | Err(_)));
+    }
 
     fn pod(spec: &Value) -> Pod {
         serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).expect("a pod")

@@ -5,6 +5,7 @@
 //! Who asks for peers must show a certificate of a node; the API server, which asks for admission,
 //! shows none.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +17,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use vhost_rdma_cluster_api::{AUTHORITY, MANAGER};
+use vhost_rdma_places::{Place, Places, origin};
 
 use crate::convert;
 use crate::pki::{self, Pair, PkiError, Root};
@@ -31,8 +33,10 @@ const LIFE: Duration = Duration::from_secs(86_400);
 const RETRY: Duration = Duration::from_secs(5);
 /// How long a client may take to show who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Clients that are connected at a time, and those whose handshake is under way.
+/// Clients that are connected at a time, of which one host has a share, and those whose handshake
+/// is under way.
 const CONNECTIONS: usize = 16_384;
+const SHARE: usize = 1024;
 const HANDSHAKES: usize = 256;
 
 /// Why there is no certificate.
@@ -169,24 +173,23 @@ pub struct Accepted {
     pub stream: TlsStream<TcpStream>,
     /// Who is there.
     pub caller: Caller,
-    /// Its place among those that are connected.
-    pub place: OwnedSemaphorePermit,
+    /// Its place among those that are connected, which others can take.
+    pub place: Place<IpAddr>,
 }
 
-/// Lets clients in, as the identity of the moment says.
+/// Lets clients in, as the identity of the moment says. Any pod reaches the port: who opens many
+/// connections loses its own, and nobody else's waits for it.
 pub async fn accept(
     listener: TcpListener,
     identity: watch::Receiver<Option<Identity>>,
     choose: fn(&Identity) -> Arc<ServerConfig>,
     accepted: mpsc::Sender<Accepted>,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    let hands = Arc::new(Semaphore::new(HANDSHAKES));
+    let places = Places::new(CONNECTIONS, SHARE);
+    let hands = Places::new(HANDSHAKES, HANDSHAKES);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let Ok(hand) = Arc::clone(&hands).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, from) = match listener.accept().await {
+            Ok((stream, from)) => (stream, origin(from)),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(200)).await;
@@ -196,14 +199,22 @@ pub async fn accept(
         // Before there is an authority nobody can be let in.
         let Some(config) = identity.borrow().as_ref().map(choose) else { continue };
         let accepted = accepted.clone();
+        let (mut hand, mut place) = (hands.take(&from), places.take(&from));
         tokio::spawn(async move {
             let shaken = TlsAcceptor::from(config).accept(stream);
-            if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, shaken).await {
-                let shown = stream.get_ref().1.peer_certificates().and_then(|all| all.first());
-                let caller = Caller { node: shown.and_then(|der| pki::node_of(der)) };
-                let _ = accepted.send(Accepted { stream, caller, place }).await;
-            }
+            let stream = tokio::select! {
+                shaken = shaken => shaken,
+                () = tokio::time::sleep(HANDSHAKE) => return,
+                () = hand.lost() => return,
+                () = place.lost() => return,
+            };
             drop(hand);
+            let Ok(stream) = stream else { return };
+            let shown = stream.get_ref().1.peer_certificates().and_then(|all| all.first());
+            let caller = Caller { node: shown.and_then(|der| pki::node_of(der)) };
+            let _ = accepted.send(Accepted { stream, caller, place }).await;
         });
+        // Those whose place was taken close before the next is accepted.
+        tokio::task::yield_now().await;
     }
 }

@@ -17,8 +17,11 @@ pub mod http;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
@@ -84,7 +87,6 @@ pub struct Places<K> {
 }
 
 /// A place, given back when this is dropped.
-#[allow(missing_debug_implementations, reason = "it is a number among places that have none")]
 pub struct Place<K: Ord + Clone> {
     places: Arc<Places<K>>,
     number: u64,
@@ -133,6 +135,20 @@ impl<K: Ord + Clone> Place<K> {
     pub async fn lost(&mut self) {
         // Nothing is ever sent: it ends when the other end goes.
         let _ = (&mut self.lost).await;
+    }
+
+    /// Ready when the place is another's, also if that was said before.
+    pub fn poll_lost(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.lost.is_terminated() {
+            return Poll::Ready(());
+        }
+        Pin::new(&mut self.lost).poll(context).map(drop)
+    }
+}
+
+impl<K: Ord + Clone> fmt::Debug for Place<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
