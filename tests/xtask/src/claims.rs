@@ -19,7 +19,7 @@ use lab::scenarios::{clients, pair};
 /// Where the document is.
 const DOCUMENT: &str = "docs/THREAT_MODEL.md";
 /// Where files of tests are looked for.
-const ROOTS: [&str; 10] = [
+const ROOTS: [&str; 12] = [
     "tests/virtual-guest/tests",
     "vhost-rdma/src",
     "vhost-rdma/engine/src",
@@ -28,6 +28,8 @@ const ROOTS: [&str; 10] = [
     "device-plugin/tests",
     "cni-plugin/tests",
     "cni-plugin/src",
+    "controller/api/src",
+    "controller/api/tests",
     "controller/src",
     "controller/tests",
 ];
