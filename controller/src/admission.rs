@@ -369,7 +369,8 @@ fn stranger() -> Response<Full<Bytes>> {
 pub async fn serve(listener: TcpListener, gate: Gate) {
     let (accepted, mut incoming) = mpsc::channel::<Accepted>(64);
     let identity = gate.identity.clone();
-    tokio::spawn(tls::accept(listener, identity, |identity| identity.anybody.clone(), accepted));
+    let anybody: tls::Choice = |identity| identity.anybody.clone();
+    tokio::spawn(tls::accept(listener, identity, (anybody, tls::SHARE), accepted));
     while let Some(accepted) = incoming.recv().await {
         tokio::spawn(answer_all(accepted, gate.clone()));
     }

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
 
 fn run(args: &ServeArgs) -> anyhow::Result<()> {
     log(args.log())?;
+    vhost_rdma_places::raise_descriptors();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -397,7 +397,8 @@ pub async fn serve(
     hub: Arc<Hub>,
 ) {
     let (accepted, incoming) = mpsc::channel(64);
-    tokio::spawn(tls::accept(listener, identity, |identity| identity.nodes.clone(), accepted));
+    let nodes: tls::Choice = |identity| identity.nodes.clone();
+    tokio::spawn(tls::accept(listener, identity, (nodes, tls::WHOLE), accepted));
     let incoming = ReceiverStream::new(incoming).map(|accepted| Ok::<_, io::Error>(Io(accepted)));
     let served = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))

@@ -33,11 +33,16 @@ const LIFE: Duration = Duration::from_secs(86_400);
 const RETRY: Duration = Duration::from_secs(5);
 /// How long a client may take to show who it is.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Clients that are connected at a time, of which one host has a share, and those whose handshake
-/// is under way.
+/// Clients that are connected at a time.
 const CONNECTIONS: usize = 16_384;
-const SHARE: usize = 1024;
-const HANDSHAKES: usize = 256;
+/// Of those, what one host has where anybody is let in.
+pub const SHARE: usize = 1024;
+/// The same where a certificate says who it is: nodes may come through one address.
+pub const WHOLE: usize = CONNECTIONS;
+/// Those whose handshake is under way, and how many of one host: all nodes may come at once, and
+/// none is to lose its place to the next.
+const HANDSHAKES: usize = 8192;
+const SHAKING: usize = 4096;
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
@@ -177,16 +182,20 @@ pub struct Accepted {
     pub place: Place<IpAddr>,
 }
 
+/// Which side of an identity a port shows.
+pub type Choice = fn(&Identity) -> Arc<ServerConfig>;
+
 /// Lets clients in, as the identity of the moment says. Any pod reaches the port: who opens many
-/// connections loses its own, and nobody else's waits for it.
+/// connections, beyond its share or where there is no room, loses its own, and nobody else's waits
+/// for it.
 pub async fn accept(
     listener: TcpListener,
     identity: watch::Receiver<Option<Identity>>,
-    choose: fn(&Identity) -> Arc<ServerConfig>,
+    (choose, share): (Choice, usize),
     accepted: mpsc::Sender<Accepted>,
 ) {
-    let places = Places::new(CONNECTIONS, SHARE);
-    let hands = Places::new(HANDSHAKES, HANDSHAKES);
+    let places = Places::new(CONNECTIONS, share);
+    let hands = Places::new(HANDSHAKES, SHAKING);
     loop {
         let (stream, from) = match listener.accept().await {
             Ok((stream, from)) => (stream, origin(from)),
@@ -199,17 +208,18 @@ pub async fn accept(
         // Before there is an authority nobody can be let in.
         let Some(config) = identity.borrow().as_ref().map(choose) else { continue };
         let accepted = accepted.clone();
-        let (mut hand, mut place) = (hands.take(&from), places.take(&from));
+        let (mut hand, places) = (hands.take(&from), places.clone());
         tokio::spawn(async move {
             let shaken = TlsAcceptor::from(config).accept(stream);
             let stream = tokio::select! {
                 shaken = shaken => shaken,
                 () = tokio::time::sleep(HANDSHAKE) => return,
                 () = hand.lost() => return,
-                () = place.lost() => return,
             };
             drop(hand);
             let Ok(stream) = stream else { return };
+            // Who has shown nothing takes no place.
+            let place = places.take(&from);
             let shown = stream.get_ref().1.peer_certificates().and_then(|all| all.first());
             let caller = Caller { node: shown.and_then(|der| pki::node_of(der)) };
             let _ = accepted.send(Accepted { stream, caller, place }).await;

@@ -9,18 +9,7 @@ use std::sync::OnceLock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Raises the soft limit of open files to the hard one.
-pub fn raise_descriptors() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current == maximum {
-        return;
-    }
-    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        Ok(()) => tracing::debug!(from = ?current, to = ?maximum, "more open files"),
-        Err(error) => {
-            tracing::warn!(%error, limit = ?current, "the limit of open files stays as it is");
-        }
-    }
-}
+pub use vhost_rdma_places::raise_descriptors;
 
 /// What to say where descriptors came for which this process had no room.
 #[must_use]

@@ -23,7 +23,23 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::oneshot;
+
+/// Raises the soft limit of open files to the hard one: 1024, which a shell or a container's
+/// runtime may give, are fewer than there are places.
+pub fn raise_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => tracing::debug!(from = ?current, to = ?maximum, "more open files"),
+        Err(error) => {
+            tracing::warn!(%error, limit = ?current, "the limit of open files stays as it is");
+        }
+    }
+}
 
 /// What tells strangers apart: a host has one IPv4 address, or as many of an IPv6 network as it
 /// likes.

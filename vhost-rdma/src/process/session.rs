@@ -51,7 +51,7 @@ const NAMED: u64 = 128;
 /// What is kept for the channel of jobs, and those that wait.
 const MIRRORS: u64 = 32 << 10;
 /// What is kept for the session itself: a thread, its stack and its part of the allocator.
-const SELF: u64 = 80 << 10;
+const SELF: u64 = 104 << 10;
 
 /// A completion channel.
 #[derive(Debug)]
