@@ -228,8 +228,12 @@ pub(crate) fn nic(node: &Node, id: &str) -> Result<Value> {
     daemon(node, &["nic", "show", &format!("{PREFIX}{id}")])
 }
 
-/// The daemon's metrics page, by the way that it offers.
+/// A page of metrics is shown for a second.
+const SHOWN: Duration = Duration::from_millis(1100);
+
+/// The daemon's metrics page, by the way that it offers, as of now.
 pub(crate) fn metrics(node: &Node) -> Result<String> {
+    std::thread::sleep(SHOWN);
     let Ok(mut socket) = UnixStream::connect(node.path(METRICS_SOCKET)) else {
         // In the network namespace that the daemon is in: the node's, or its pod's.
         let get = format!("busybox wget -q -O - http://{METRICS}/metrics");
