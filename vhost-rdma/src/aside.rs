@@ -18,7 +18,7 @@ use std::thread;
 /// Stack of a thread: it does nothing else.
 const STACK: usize = 128 << 10;
 /// Threads that one cause has wait at most. What is more stays open.
-const MOST: usize = 8;
+const MOST: usize = 32;
 /// From so many on nobody else is let in.
 const CROWD: usize = 4;
 
