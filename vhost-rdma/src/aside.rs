@@ -5,60 +5,62 @@
 //! process can send such a socket and keep none. So what a VMM or a process has sent, and sockets
 //! that they may have sent something to, are never closed by a thread that others wait for, nor
 //! under a lock: that has a thread of its own here, if there is no thread that is theirs alone.
-
 //!
-//! They are counted by who is the cause, a NIC or a network. Whoever lets a NIC's guests in looks
-//! at that count first ([`is_crowded`]), so that nobody has any number of threads wait.
+//! Threads are counted by who is the cause, a NIC or a network. Whoever lets a NIC's guests in
+//! looks at that count first ([`is_crowded`]), so that nobody has any number of threads wait. What
+//! comes while all threads of a cause are busy waits for one of them. So nothing that is quick to
+//! close (the eventfds of a hundred VMs that stop their queues) stays open, however much of it
+//! there is. There is no single thread for a cause: it would wait for the slowest, and the program
+//! that takes over by exec closes what has not been closed yet, and waits in its turn.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 /// Stack of a thread: it does nothing else.
 const STACK: usize = 128 << 10;
-/// Threads that one cause has wait at most. What is more stays open.
+/// Threads of one cause at most.
 const MOST: usize = 32;
-/// From so many on nobody else is let in.
+/// What waits for them at most. What is more stays open.
+const QUEUE: usize = 4096;
+/// From so many threads on nobody else is let in.
 const CROWD: usize = 4;
 
-static WAITING: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+type Thing = Box<dyn Send>;
 
-fn waiting() -> MutexGuard<'static, BTreeMap<String, usize>> {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+/// What one cause has closed.
+#[derive(Default)]
+struct Cause {
+    threads: usize,
+    /// What no thread has begun with.
+    queue: VecDeque<Thing>,
 }
 
-/// A thread of `cause`.
-struct Waiting(String);
+/// Those that have a thread.
+static CAUSES: Mutex<BTreeMap<String, Cause>> = Mutex::new(BTreeMap::new());
 
-impl Waiting {
-    /// None: it has as many as it may.
-    fn begin(cause: &str) -> Option<Self> {
-        let mut waiting = waiting();
-        let own = waiting.entry(cause.to_owned()).or_default();
-        if *own >= MOST {
-            return None;
-        }
-        *own += 1;
-        Some(Self(cause.to_owned()))
-    }
+fn causes() -> MutexGuard<'static, BTreeMap<String, Cause>> {
+    CAUSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        let mut waiting = waiting();
-        if let Some(own) = waiting.get_mut(&self.0) {
-            *own -= 1;
-            if *own == 0 {
-                waiting.remove(&self.0);
-            }
+/// What a thread of `cause` closes next. If there is none, it is no thread of the cause any more.
+fn next(cause: &str) -> Option<Thing> {
+    let mut causes = causes();
+    let own = causes.get_mut(cause)?;
+    let next = own.queue.pop_front();
+    if next.is_none() {
+        own.threads -= 1;
+        if own.threads == 0 {
+            causes.remove(cause);
         }
     }
+    next
 }
 
 /// Whether what `cause` has sent takes so many threads that nobody else is to be let in for it.
 pub(crate) fn is_crowded(cause: &str) -> bool {
-    waiting().get(cause).is_some_and(|own| *own >= CROWD)
+    causes().get(cause).is_some_and(|own| own.threads >= CROWD)
 }
 
 /// Closes descriptors, and waits for nothing.
@@ -70,27 +72,41 @@ pub(crate) fn close_aside(cause: &str, files: Vec<OwnedFd>) {
 
 /// Drops `thing`, and waits for nothing.
 pub(crate) fn drop_aside<T: Send + 'static>(cause: &str, thing: T) {
-    let kept = Arc::new(Mutex::new(Some(thing)));
-    let own = kept.clone();
-    let started = Waiting::begin(cause).is_some_and(|waiting| {
-        let thread = thread::Builder::new().name("closing".to_owned()).stack_size(STACK);
-        let started = thread.spawn(move || {
-            let thing = own.lock().unwrap_or_else(PoisonError::into_inner).take();
-            drop(thing);
-            drop(waiting);
-        });
-        started.is_ok()
-    });
-    if !started {
-        // Rather open for ever than closed here.
-        tracing::error!(cause, "what was sent to the daemon is too slow to close; it stays open");
-        std::mem::forget(kept);
+    let mut causes = causes();
+    let own = causes.entry(cause.to_owned()).or_default();
+    if own.queue.len() == QUEUE {
+        return stays_open(cause, thing);
     }
+    own.queue.push_back(Box::new(thing));
+    if own.threads == MOST {
+        return;
+    }
+    let name = cause.to_owned();
+    let thread = thread::Builder::new().name("closing".to_owned()).stack_size(STACK);
+    let started = thread.spawn(move || {
+        while let Some(thing) = next(&name) {
+            drop(thing);
+        }
+    });
+    // It waits for the lock until here.
+    if started.is_ok() {
+        own.threads += 1;
+    } else if own.threads == 0
+        && let Some(own) = causes.remove(cause)
+    {
+        stays_open(cause, own.queue);
+    }
+}
+
+/// Rather open for ever than closed here.
+fn stays_open<T>(cause: &str, thing: T) {
+    tracing::error!(cause, "what was sent to the daemon is too slow to close; it stays open");
+    std::mem::forget(thing);
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::io::{ErrorKind, Write as _};
+    use std::io::{ErrorKind, Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
     use std::time::{Duration, Instant};
 
@@ -129,6 +145,14 @@ pub(crate) mod tests {
         drop((far, farther));
     }
 
+    fn eventually(what: &str, is_so: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !is_so() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{what}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     #[test]
     fn a_cause_has_so_many_threads_and_no_more() {
         let (mut far, mut most) = (Vec::new(), 0);
@@ -137,16 +161,34 @@ pub(crate) mod tests {
             let (near, peer) = slow(Duration::from_secs(600));
             far.push(peer);
             drop_aside("many", near);
-            most = most.max(waiting()["many"]);
+            most = most.max(causes()["many"].threads);
         }
         assert_eq!(most, MOST);
         assert!(!is_crowded("other"));
-        // Their peers are gone, and so is what held them up.
+        // What waits behind them is closed too, once their peers are gone.
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        drop_aside("many", writer);
         drop(far);
-        let begin = Instant::now();
-        while waiting().contains_key("many") {
-            assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", waiting().get("many"));
-            thread::sleep(Duration::from_millis(10));
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        eventually("their threads are there", || !causes().contains_key("many"));
+    }
+
+    #[test]
+    fn what_is_quick_to_close_does_not_stay_open_however_much_it_is() {
+        // As when a hundred VMs stop all their queues, and some of it is slow.
+        let mut far = Vec::new();
+        for _ in 0..CROWD {
+            let (near, peer) = slow(Duration::from_secs(600));
+            far.push(peer);
+            drop_aside("quick", near);
         }
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        for _ in 0..3000 {
+            drop_aside("quick", writer.try_clone().unwrap());
+        }
+        drop(writer);
+        assert_eq!(reader.read(&mut [0]).unwrap(), 0, "all of them were closed");
+        drop(far);
+        eventually("their threads are there", || !causes().contains_key("quick"));
     }
 }

@@ -273,7 +273,7 @@ impl Shared {
         if let Some((held, ending)) = over {
             held.end(ending);
         }
-        close_aside(&self.start.network, files);
+        close_aside(&format!("network {}", self.start.network), files);
         turns
     }
 }

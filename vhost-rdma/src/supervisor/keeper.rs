@@ -29,6 +29,8 @@ use crate::store::Store;
 
 /// The program's hidden command.
 const COMMAND: &str = "network-process";
+/// Whose descriptors are closed that such a process has sent. No NIC has such a name.
+const PROCESSES: &str = "network processes";
 /// How long a process may take for each step of its start.
 const START: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 20 });
 /// How long a message may wait for a process that does not read.
@@ -120,7 +122,7 @@ impl Drop for Process {
         hang_up(&self.wire);
         // What it has told and nobody has taken may be slow to close.
         if let Ok((other, _)) = Wire::pair() {
-            drop_aside(COMMAND, std::mem::replace(&mut self.wire, Arc::new(other)));
+            drop_aside(PROCESSES, std::mem::replace(&mut self.wire, Arc::new(other)));
         }
         // One that has ended already is not hit.
         let _ = self.child.kill();
@@ -411,7 +413,7 @@ fn understand(packet: Packet) -> io::Result<(Report, Rest)> {
     match sane() {
         Ok(report) => Ok((report, (files, files_lost))),
         Err(error) => {
-            close_aside(COMMAND, files);
+            close_aside(PROCESSES, files);
             Err(error)
         }
     }

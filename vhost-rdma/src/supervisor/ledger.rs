@@ -30,8 +30,8 @@ pub(super) const VERSION: u32 = 1;
 const ENTRIES_MAX: usize = 64;
 /// How long an entry waits for room: there is nobody who makes some.
 const WAIT: Duration = Duration::from_millis(1);
-/// Whose descriptors are closed that an earlier supervisor left.
-pub(super) const LEFT: &str = "left";
+/// Whose descriptors are closed that an earlier supervisor left. No NIC has such a name.
+pub(super) const LEFT: &str = "an earlier supervisor";
 /// Bytes of changes in one entry, about.
 const BYTES_MAX: usize = 32 << 10;
 
