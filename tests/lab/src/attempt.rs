@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::cache::Cache;
 use crate::exec::{capture, run_logged, tied, tied_as};
@@ -172,27 +172,34 @@ pub(crate) fn round_trip(bytes: usize) -> Result<f64> {
     over_tcp(move |stream| exchange(stream, false).map(drop), move |stream| exchange(stream, true))
 }
 
-/// MiB a second, in pieces of 64 KiB.
-pub(crate) fn bandwidth() -> Result<f64> {
-    const PIECES: u32 = 10_000;
-    let piece = vec![1u8; 65_536];
+/// Pieces a second, each of so many bytes and written by a system call of its own.
+pub(crate) fn pieces(bytes: usize, times: u32) -> Result<f64> {
+    let total = bytes * usize::try_from(times)?;
     over_tcp(
-        |mut stream| {
-            let mut room = vec![0; 65_536];
-            for _ in 0..PIECES {
-                stream.read_exact(&mut room)?;
+        move |mut stream| {
+            let (mut room, mut left) = (vec![0; 65_536], total);
+            while left > 0 {
+                let most = left.min(room.len());
+                let got = stream.read(room.get_mut(..most).unwrap_or_default())?;
+                ensure!(got > 0, "the TCP connection ended early");
+                left -= got;
             }
             Ok(stream.write_all(&[1])?)
         },
-        |mut stream| {
-            let begin = Instant::now();
-            for _ in 0..PIECES {
+        move |mut stream| {
+            let (begin, piece) = (Instant::now(), vec![1u8; bytes]);
+            for _ in 0..times {
                 stream.write_all(&piece)?;
             }
             stream.read_exact(&mut [0])?;
-            Ok(f64::from(PIECES) / 16.0 / begin.elapsed().as_secs_f64())
+            Ok(f64::from(times) / begin.elapsed().as_secs_f64())
         },
     )
+}
+
+/// MiB a second, in pieces of 64 KiB.
+pub(crate) fn bandwidth() -> Result<f64> {
+    Ok(pieces(65_536, 10_000)? / 16.0)
 }
 
 /// Debian's programs, of this machine's release; no package is installed.

@@ -20,7 +20,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
 use super::container::Container;
-use crate::attempt::{bandwidth, column, round_trip};
+use crate::attempt::{bandwidth, column, pieces, round_trip};
 use crate::rows::Row;
 
 const WAIT: Duration = Duration::from_secs(120);
@@ -71,6 +71,11 @@ const TCP_ONE_WAY: fn(&Container) -> Result<f64> = |_| Ok(round_trip(8)? / 2.0);
 /// MB/s, by UCX's own count.
 const UCX_BANDWIDTH: fn(&Container) -> Result<f64> =
     |container| Ok(ucx(container, "ucp_put_bw -s 65536 -n 20000", 4)? * 1e6 / MIB);
+/// Millions a second.
+const TCP_MESSAGES: fn(&Container) -> Result<f64> = |_| Ok(pieces(8, 200_000)? / 1e6);
+/// Millions a second.
+const UCX_MESSAGES: fn(&Container) -> Result<f64> =
+    |container| Ok(ucx(container, "ucp_put_bw -s 8 -n 2000000", 6)? / 1e6);
 const UCX_ONE_WAY: fn(&Container) -> Result<f64> =
     |container| ucx(container, "tag_lat -s 8 -n 20000", 1);
 
@@ -109,6 +114,7 @@ const PROGRAMS: [Program; 6] = [
             against("/proc/self/mem", OWN_MEMORY, ""),
             against("three threads that copy", RELAY, ""),
             against("TCP", TCP_BANDWIDTH, ""),
+            against("UCX's shared memory", UCX_BANDWIDTH, ""),
         ],
     },
     Program {
@@ -121,6 +127,8 @@ const PROGRAMS: [Program; 6] = [
             against("memcpy", MEMCPY, ">=0.35"),
             against("process_vm_readv", KERNEL, ""),
             against("three threads that copy", RELAY, ""),
+            against("TCP", TCP_BANDWIDTH, ""),
+            against("UCX's shared memory", UCX_BANDWIDTH, ""),
         ],
     },
     Program {
@@ -129,7 +137,11 @@ const PROGRAMS: [Program; 6] = [
         command: "ib_write_bw -s 8 -n 500000 -l 16",
         column: 4,
         unit: "M/s",
-        references: &[against("5 M/s", |_| Ok(5.0), ">=1.0")],
+        references: &[
+            against("5 M/s", |_| Ok(5.0), ">=1.0"),
+            against("TCP", TCP_MESSAGES, ""),
+            against("UCX's shared memory", UCX_MESSAGES, ""),
+        ],
     },
     Program {
         name: "one way, 8 B",
@@ -149,7 +161,11 @@ const PROGRAMS: [Program; 6] = [
         command: "ib_send_lat -s 8 -n 5000",
         column: 5,
         unit: "us",
-        references: &[against("TCP", TCP_ONE_WAY, "")],
+        references: &[
+            against("half a spin hand-off", HAND_OFF, ""),
+            against("TCP", TCP_ONE_WAY, ""),
+            against("UCX's shared memory", UCX_ONE_WAY, ""),
+        ],
     },
 ];
 
