@@ -209,7 +209,7 @@ pub fn capture(cmd: &mut Command, timeout: Duration) -> Result<String> {
     // Both pipes are drained beside the wait, or a chatty child would block on a full pipe until
     // the deadline.
     let (out, err) = (drain(child.stdout.take()), drain(child.stderr.take()));
-    let status = wait(&mut child, timeout, || {});
+    let status = wait(&mut child, patient(timeout), || {});
     let out = out.join().unwrap_or_default();
     let err = err.join().unwrap_or_default();
     check_interrupt()?;

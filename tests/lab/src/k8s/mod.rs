@@ -41,6 +41,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::cache::Cache;
+use crate::exec;
 use crate::host;
 use crate::rows::{self, Row};
 use image::Image;
@@ -51,6 +52,8 @@ use parts::Parts;
 /// The name of the cluster that `up` makes, and of its second node.
 const UP: &str = "up";
 const UP_SECOND: &str = "up-2";
+/// On a machine that is emulated everything takes some ten times as long.
+const PATIENCE: u32 = 10;
 
 /// See the module
 #[derive(Debug, clap::Subcommand)]
@@ -105,6 +108,9 @@ impl Command {
 /// Starts a cluster with the images that every pod needs.
 fn start(cache: &Cache, name: &str, life: Life) -> Result<(Node, Parts)> {
     host::ensure_tools(cache)?;
+    if host::is_emulated() {
+        exec::be_patient(PATIENCE);
+    }
     let ours = Ours::build(cache)?;
     let parts = Parts::prepare(cache)?;
     let node = Node::start(name, &parts.root, life)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::exec::wait_for;
+use crate::exec::{self, wait_for};
 use crate::k8s::kubectl::Kubectl;
 use crate::k8s::node::Node;
 use crate::k8s::ours::GUEST_IMAGE;
@@ -256,8 +256,8 @@ impl<'a> Pods<'a> {
                 Ok(other) => format!("{other:?}"),
                 Err(e) => format!("{e:#}"),
             };
-            crate::exec::check_interrupt()?;
-            if begun.elapsed() > WAIT {
+            exec::check_interrupt()?;
+            if begun.elapsed() > exec::patient(WAIT) {
                 bail!(
                     "pod {} does not come to session {number}, life {life}: {last}\n{}",
                     pod.name,
