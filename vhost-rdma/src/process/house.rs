@@ -285,7 +285,7 @@ impl House {
             };
             for (index, gid) in (0u16..).zip(gids) {
                 // One that another NIC holds meanwhile is not there.
-                let _ = shard.execute(id, 0, Command::GidSet { index, gid: Some(gid) }, now);
+                let _ = shard.set_gid(id, index, Some(gid));
             }
             Ok::<(), Status>(())
         });
@@ -315,10 +315,10 @@ impl House {
         if idle {
             return;
         }
-        self.nic.post(move |shard, id, now| {
+        // No command, since a process may have one under way.
+        self.nic.post(move |shard, id, _| {
             for (index, entry) in (0u16..).zip(0..most) {
-                let gid = after.get(entry).copied();
-                let _ = shard.execute(id, 0, Command::GidSet { index, gid }, now);
+                let _ = shard.set_gid(id, index, after.get(entry).copied());
             }
         });
     }

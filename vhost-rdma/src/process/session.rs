@@ -186,8 +186,15 @@ impl Session {
         self.house.cm.end_session(self.window.number());
         if self.ctx != 0 {
             let ctx = self.ctx;
-            // A NIC that failed has no contexts that anybody could use.
-            let _ = self.house.execute(ctx, Command::ContextDestroy);
+            match self.house.execute(ctx, Command::ContextDestroy) {
+                // A NIC that failed has no contexts that anybody could use.
+                Ok(_) | Err(Status::FATAL | Status::NOENT) => {}
+                // Its objects would be in memory that is forgotten next.
+                Err(status) => self.house.nic.failed(format!(
+                    "the context of a process that ended cannot be destroyed: {}",
+                    status.0
+                )),
+            }
             self.house.routes.end(ctx);
         }
         self.house.forget(&self.space);

@@ -106,10 +106,13 @@ fn begin<E: Executor>(
     command: Command,
 ) -> Result<Begun<E::Backing>, Status> {
     let nic = executor.nic()?;
-    if !matches!(command, Command::Continue)
-        && let Some(Work::Own(work)) = nic.work.take()
-    {
-        E::Backing::abandoned(nic, work);
+    if !matches!(command, Command::Continue) {
+        match nic.work.take() {
+            Some(Work::Own(work)) => E::Backing::abandoned(nic, work),
+            // A resize has changed nothing yet, and a context that has ended in part can be ended
+            // again.
+            Some(Work::Common(_)) | None => {}
+        }
     }
     admit(nic.life, &command)?;
     let done = |reply| Ok(Begun::Done(reply));

@@ -215,6 +215,18 @@ impl Shard {
         self.soft().update(id, settings);
     }
 
+    /// Sets an entry of a NIC's table of addresses, where the host does so and not its guests. It is
+    /// no command: whichever of these is under way goes on.
+    ///
+    /// # Errors
+    /// As GID_SET; NOTSUPP if the backing has such a table of its own.
+    pub fn set_gid(&mut self, id: NicId, index: u16, gid: Option<Gid>) -> Result<(), Status> {
+        if let Some(AnyNic::Provided(_)) = self.slots.any_mut(id) {
+            return Err(Status::NOTSUPP);
+        }
+        self.soft().host_sets_gid(id, index, gid)
+    }
+
     /// Destroys every object of a NIC and forgets every guest address; the next command must be
     /// INIT. Counters go on.
     pub fn reset(&mut self, id: NicId) {

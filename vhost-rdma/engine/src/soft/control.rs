@@ -6,7 +6,7 @@ use zerocopy::little_endian::U32;
 use super::engine::Execution;
 use super::mr::Registration;
 use super::network::link_local;
-use super::nic::{KERNEL, Nic, Soft};
+use super::nic::{KERNEL, Nic, NicState, Soft};
 use super::nics::Nics;
 use super::window::WindowKind;
 use super::work::SettleCq;
@@ -184,6 +184,22 @@ impl<N: Nics> Execution<'_, N> {
         }
         nic.kept.place(Kind::Region, nic.backing.mrs.by_number.len())?;
         nic.backing.mrs.allocate_fast((ctx, pdn), max_pages, random).map(Reply::Object)
+    }
+
+    /// The host sets an entry of the table of a NIC that is ready.
+    pub(crate) fn host_sets_gid(
+        &mut self,
+        id: NicId,
+        index: u16,
+        gid: Option<Gid>,
+    ) -> Result<(), Status> {
+        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+        nic.meter.charge(cost::COMMAND);
+        match nic.life {
+            NicState::Ready | NicState::Paused => self.set_gid(id, index, gid).map(drop),
+            NicState::Idle => Err(Status::STATE),
+            NicState::Failed => Err(Status::FATAL),
+        }
     }
 
     fn set_gid(&mut self, id: NicId, index: u16, gid: Option<Gid>) -> Result<Reply, Status> {

@@ -367,6 +367,47 @@ fn the_end_of_a_context_goes_in_steps() {
     assert_eq!(world.execute(&a, a.ctx, Command::QpQuery(qa.qpn)).unwrap_err(), Status::NOENT);
 }
 
+/// As when an operator gives a NIC of processes another address while one of them ends.
+#[test]
+fn what_the_host_sets_cuts_no_command() {
+    let (mut world, a, _) = guests();
+    for _ in 0..20_000 {
+        world.ok(&a, a.ctx, Command::MwAlloc { pdn: a.pd, kind: abi::mw_type::TYPE1 });
+    }
+    let mut command = Command::ContextDestroy;
+    let mut steps = 0;
+    let other = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
+    loop {
+        let step = world.shard.execute(a.nic, a.ctx, command, world.now);
+        match step.expect("the context ends") {
+            Step::Done(_) => break,
+            _ => command = Command::Continue,
+        }
+        world.shard.set_gid(a.nic, 2, (steps % 2 == 0).then_some(other)).expect("it is set");
+        steps += 1;
+    }
+    assert!(steps >= 5, "{steps} steps");
+    let left = world.shard.status(a.nic).unwrap().objects;
+    assert_eq!((left.contexts, left.pds, left.mrs), (0, 0, 0));
+}
+
+/// As when a driver has given an answer up.
+#[test]
+fn a_context_that_ended_in_part_can_be_ended_again() {
+    let (mut world, a, _) = guests();
+    for _ in 0..20_000 {
+        world.ok(&a, a.ctx, Command::MwAlloc { pdn: a.pd, kind: abi::mw_type::TYPE1 });
+    }
+    let first = world.shard.execute(a.nic, a.ctx, Command::ContextDestroy, world.now);
+    assert!(matches!(first, Ok(Step::More)), "{first:?}");
+    world.ok(&a, 0, Command::Keepalive);
+    let goes_on = world.shard.execute(a.nic, a.ctx, Command::Continue, world.now);
+    assert_eq!(goes_on.unwrap_err(), Status::STATE);
+    world.ok(&a, a.ctx, Command::ContextDestroy);
+    let left = world.shard.status(a.nic).unwrap().objects;
+    assert_eq!((left.contexts, left.pds, left.mrs), (0, 0, 0));
+}
+
 #[test]
 fn a_domain_is_free_when_its_last_object_is() {
     let (mut world, mut a, mut b) = guests();
