@@ -135,7 +135,7 @@ pub(super) impl Nic {
         let Some(srq) = self.srqs.get_mut(srqn as usize) else { return };
         let Some((wr_id, index)) = srq.complete(tag.index) else { return };
         if srq.ring.waiting() > 0 {
-            self.backing.run_srqs.push(srqn);
+            self.schedule_shared(srqn);
         }
         self.look_at_limit(srqn);
         // The QP may be gone; its receive is used up all the same.

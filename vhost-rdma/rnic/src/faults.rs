@@ -38,6 +38,8 @@ pub(super) struct Script {
     pub(super) contexts: usize,
     /// QPs that may send or receive.
     pub(super) running: usize,
+    /// Receives that were posted, ever.
+    pub(super) receives: usize,
     /// The last key or QPN that was given out.
     pub(super) number: u32,
 }
@@ -145,6 +147,12 @@ impl Faults {
     #[must_use]
     pub fn running(&self) -> usize {
         self.script().running
+    }
+
+    /// Receives that all contexts were given.
+    #[must_use]
+    pub fn receives(&self) -> usize {
+        self.script().receives
     }
 
     /// Host objects of all contexts together, and how many contexts are open.

@@ -17,10 +17,12 @@ pub struct Held {
     pub(super) held: Slab<(u64, u32)>,
     /// Receives used up, free-running.
     pub(super) used: u32,
+    /// It waits for its turn.
+    pub(super) scheduled: bool,
 }
 
 impl Held {
     pub(super) fn new(host: HostSrq, serial: u32, cost: u32) -> Self {
-        Self { host, serial, cost, watched: false, held: Slab::new(), used: 0 }
+        Self { host, serial, cost, watched: false, held: Slab::new(), used: 0, scheduled: false }
     }
 }

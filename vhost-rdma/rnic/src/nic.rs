@@ -1,5 +1,6 @@
 //! One NIC on an RNIC: what it has beside the guest's part.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -108,7 +109,11 @@ pub struct Rnic {
     pub(super) quotas: NicQuotas,
     /// Entries of the host CQ that are spoken for.
     pub(super) admitted: u32,
-    pub(super) run_srqs: Vec<u32>,
+    /// SRQs with receives for the hardware, each once.
+    pub(super) run_srqs: VecDeque<u32>,
+    /// What the receives were charged that went to the hardware as soon as they were rung for,
+    /// since the last round.
+    pub(super) at_once: Nanos,
     pub(super) wcs: Vec<HostWc>,
     pub(super) sends: SendBurst,
     pub(super) receives: RecvBurst,
@@ -186,7 +191,8 @@ impl Rnic {
             inbox,
             quotas: NicQuotas::default(),
             admitted: 0,
-            run_srqs: Vec::new(),
+            run_srqs: VecDeque::new(),
+            at_once: 0,
             wcs: Vec::new(),
             sends: SendBurst::default(),
             receives: RecvBurst::default(),

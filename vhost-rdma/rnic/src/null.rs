@@ -464,6 +464,7 @@ impl HostVerbs for Null {
         if own.state == qps::ERR {
             self.flush(qp);
         }
+        self.faults.script().receives += burst.wrs.len();
         Ok(())
     }
 
@@ -473,6 +474,7 @@ impl HostVerbs for Null {
         let queue =
             self.srqs.get_mut(srq.0 as usize).ok_or_else(|| refused(HostError(libc::EINVAL)))?;
         queue.extend(burst.wrs.iter().map(|wr| wr.wr_id));
+        self.faults.script().receives += burst.wrs.len();
         Ok(())
     }
 

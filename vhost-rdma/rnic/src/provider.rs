@@ -83,7 +83,7 @@ impl Provider for Rnic {
     }
 
     fn srq_moved(nic: &mut Nic, srqn: u32) {
-        nic.backing.run_srqs.push(srqn);
+        nic.schedule_shared(srqn);
     }
 
     fn qp_bytes(req: &abi::QpCreateReq) -> usize {
@@ -171,13 +171,14 @@ impl Provider for Rnic {
 
     /// At once: a guest that rang for a receive and then had its peer send, both on this worker,
     /// must not see the message overtake the receive on its way to the hardware. All doorbells are
-    /// looked at before any send is posted.
+    /// looked at before any send is posted. What takes longer than [`super::receiver::AT_ONCE`] has
+    /// to wait for its turn.
     fn receive_posted(&mut self, _qp: &mut Qp) -> bool {
         true
     }
 
     fn run_receives(nic: &mut Nic, qpn: u32) {
-        nic.post_receives(qpn);
+        nic.post_receives_at_once(qpn);
     }
 
     fn shared_posted(&mut self, _srq: &mut Srq) -> bool {
@@ -185,7 +186,7 @@ impl Provider for Rnic {
     }
 
     fn run_shared(nic: &mut Nic, srqn: u32) {
-        nic.post_shared(srqn);
+        nic.post_shared_at_once(srqn);
     }
 
     fn posted_elsewhere(nic: &mut Nic, owner: Owner, producer: u32) {

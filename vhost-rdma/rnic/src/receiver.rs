@@ -2,20 +2,53 @@
 //! owns them.
 
 use easy_ext::ext;
+use vhost_rdma_engine::nic::Nanos;
+use vhost_rdma_engine::nic::budget::cost;
 use vhost_rdma_engine::nic::receive::Receive;
 use virtio_rdma_abi::{Cqe, cqe_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::nic::{HostSide, Nic, Qp};
 use super::receives::{BURST, push};
+use super::work::HOST_CALL;
 use super::wr_id::{Queue, Tag};
+
+/// What a NIC may be charged between two of its rounds for receives that go to the hardware as soon
+/// as they were rung for.
+pub(super) const AT_ONCE: Nanos = 25_000;
 
 #[ext(Receiver)]
 pub(super) impl Nic {
-    /// Posts the receives that the guest has posted, as many as the host QP takes.
+    /// A QP's turn: posts some of the receives that the guest has posted, as many as the host QP
+    /// takes.
     fn post_receives(&mut self, qpn: u32) {
-        // Bounded by the depth of the queue.
-        while self.post_receive_burst(qpn) {}
+        // A burst in each turn: what is left comes in the next.
+        if self.post_receive_burst(qpn) {
+            self.schedule(qpn);
+        }
+    }
+
+    /// The guest has rung: they go at once, as far as there is time for it.
+    fn post_receives_at_once(&mut self, qpn: u32) {
+        if !self.at_once(|nic| nic.post_receive_burst(qpn)) {
+            self.schedule(qpn);
+        }
+    }
+
+    /// Posts bursts while there are more, and time; false if there is something left to do. It goes
+    /// on while doorbells are looked at, which is no NIC's own time and has no look at the clock
+    /// between two posts.
+    fn at_once(&mut self, mut burst: impl FnMut(&mut Self) -> bool) -> bool {
+        while self.backing.at_once < AT_ONCE {
+            let before = self.meter.charged();
+            let more = burst(self);
+            let charged = self.meter.charged().wrapping_sub(before);
+            self.backing.at_once = self.backing.at_once.saturating_add(charged);
+            if !more {
+                return true;
+            }
+        }
+        false
     }
 
     /// Posts one burst; true if there are more, and room for them.
@@ -41,6 +74,10 @@ pub(super) impl Nic {
                 *slot = taken.wr_id;
             }
             receive.posted = taken.index.wrapping_add(1);
+        }
+        if !self.backing.receives.wrs.is_empty() {
+            self.meter.charge_each(cost::REQUEST, self.backing.receives.wrs.len());
+            self.meter.charge(HOST_CALL);
         }
         let more = receive.ring.waiting() > 0 && receive.in_flight() < receive.depth;
         if !self.backing.receives.wrs.is_empty()

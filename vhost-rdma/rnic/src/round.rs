@@ -35,6 +35,7 @@ pub(super) impl Nic {
     /// One bounded round.
     fn run_round(&mut self, now: Nanos) -> bool {
         self.now = now;
+        self.backing.at_once = 0;
         if std::mem::take(&mut self.backing.armed) {
             self.backing.ask_host = true;
         }
@@ -63,7 +64,9 @@ pub(super) impl Nic {
 
     fn run_queues(&mut self, budget: &mut Budget) -> bool {
         let mut busy = false;
-        while let Some(srqn) = self.backing.run_srqs.pop() {
+        // As with QPs below.
+        for _ in 0..self.backing.run_srqs.len() {
+            let Some(srqn) = self.backing.run_srqs.pop_front() else { break };
             self.post_shared(srqn);
             busy = true;
             if budget.is_over(&self.meter) {

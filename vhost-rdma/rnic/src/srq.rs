@@ -16,6 +16,7 @@ use vhost_rdma_engine::nic::receive::Receive;
 use virtio_rdma_abi::event;
 
 use super::nic::{Nic, Srq};
+use super::receiver::Receiver as _;
 use super::receives::{BURST, push};
 use super::refusal::Control as _;
 use super::work::HOST_CALL;
@@ -41,11 +42,31 @@ pub(super) impl Srq {
 
 #[ext(SrqVerbs)]
 pub(super) impl Nic {
-    /// Posts the receives that the guest has posted, as many as the host SRQ takes.
+    /// An SRQ has receives for the hardware.
+    fn schedule_shared(&mut self, srqn: u32) {
+        if let Some(srq) = self.srqs.get_mut(srqn as usize)
+            && !std::mem::replace(&mut srq.own.scheduled, true)
+        {
+            self.backing.run_srqs.push_back(srqn);
+        }
+    }
+
+    /// Its turn: posts some of the receives that the guest has posted, as many as the host SRQ
+    /// takes.
     fn post_shared(&mut self, srqn: u32) {
+        if let Some(srq) = self.srqs.get_mut(srqn as usize) {
+            srq.own.scheduled = false;
+        }
         // A burst in each turn: what is left comes in the next.
         if self.post_shared_burst(srqn) {
-            self.backing.run_srqs.push(srqn);
+            self.schedule_shared(srqn);
+        }
+    }
+
+    /// The guest has rung: the first of them go at once, if there is time for it.
+    fn post_shared_at_once(&mut self, srqn: u32) {
+        if !self.at_once(|nic| nic.post_shared_burst(srqn)) {
+            self.schedule_shared(srqn);
         }
     }
 
@@ -67,8 +88,10 @@ pub(super) impl Nic {
             let tag = Tag { queue: Queue::Shared, serial: srq.own.serial, index: slot };
             push(&mut self.backing.receives, &taken, tag.to_wr_id());
         }
-        self.meter.charge_each(cost::REQUEST, self.backing.receives.wrs.len());
-        self.meter.charge(HOST_CALL);
+        if !self.backing.receives.wrs.is_empty() {
+            self.meter.charge_each(cost::REQUEST, self.backing.receives.wrs.len());
+            self.meter.charge(HOST_CALL);
+        }
         let more = srq.ring.waiting() > 0 && room > BURST;
         if !self.backing.receives.wrs.is_empty()
             && let Err(refused) = self.backing.host.post_srq(srq.own.host, &self.backing.receives)

@@ -1,5 +1,6 @@
 //! SRQs that are resized, and events of CQs under moderation.
 
+use vhost_rdma_engine::shard::{Limits, NicSettings};
 use virtio_rdma_abi::{arm, ctrl, srq_mask};
 
 use super::*;
@@ -196,4 +197,71 @@ fn errors_and_new_settings_end_the_wait_and_a_cq_that_goes_takes_it_along() {
     assert_eq!(bench.world.shard.next_deadline(), None);
     let stranger = Command::CqModerate { cqn: a.cq.cqn, count: 1, period_us: 1 };
     assert_eq!(bench.world.execute(&guest, 0, stranger).unwrap_err(), Status::NOENT);
+}
+
+/// A guest has queues for tens of thousands of receives and rings for all of them at once: the
+/// hardware gets them in rounds that are no longer than any.
+#[test]
+fn receives_by_the_thousand_do_not_make_a_round_long() {
+    const QPS: usize = 4;
+    const SRQS: usize = 48;
+    const EACH: u32 = 512;
+    // A round, and the burst that was begun last.
+    const MOST: u64 = 110_000;
+    let mut bench = Bench::new();
+    bench.world.ram = 16 << 20;
+    let (mut guest, faults) = bench.guest(1, 1);
+    let settings = NicSettings {
+        vni: 1,
+        mac: [2, 0, 0, 0, 0, 1],
+        gids: Vec::new(),
+        comp_vectors: 4,
+        kick_queues: 2,
+        limits: Limits { max_srqs: 64, ..driver::limits() },
+    };
+    bench.world.shard.update_nic(guest.nic, settings);
+    let mut queues: Vec<Qp> = (0..QPS)
+        .map(|_| {
+            let qp = bench.world.qp(&mut guest, qpt::RC, EACH, None);
+            bench.world.connect(&guest, &qp, qpt::RC, (qp.qpn, guest.gid));
+            qp
+        })
+        .collect();
+    let shared: Vec<(u64, u32, u32)> = (0..SRQS)
+        .map(|_| {
+            let (at, ring) = guest.ring(bytes(EACH));
+            let req = abi::SrqCreateReq {
+                pdn: U32::new(guest.pd),
+                entries: U32::new(EACH),
+                max_wr: U32::new(EACH),
+                max_sge: U32::new(1),
+                log2_stride: driver::RQ_STRIDE,
+                ..abi::SrqCreateReq::default()
+            };
+            let ctx = guest.ctx;
+            let made = bench.world.ok(&guest, ctx, Command::SrqCreate { req, ring });
+            let Reply::Srq(srq) = made else { panic!("an SRQ") };
+            (at, EACH, srq.db.get())
+        })
+        .collect();
+    bench.world.settle();
+    let sge = guest.sge(0, 64);
+    for n in 0..EACH {
+        queues.iter_mut().for_each(|qp| guest.post_receive(qp, n.into(), &[sge]));
+        shared.iter().for_each(|srq| guest.post_shared(*srq, n, sge));
+    }
+    let (mut most, mut given) = (0, 0);
+    let posted = (QPS + SRQS) * EACH as usize;
+    for _ in 0..10_000 {
+        let before = (bench.world.shard.charged(), faults.receives());
+        bench.world.shard.poll(bench.world.now);
+        most = most.max(bench.world.shard.charged() - before.0);
+        given = given.max(faults.receives() - before.1);
+        if faults.receives() == posted {
+            break;
+        }
+    }
+    assert_eq!(faults.receives(), posted, "the hardware has them all");
+    assert!(most <= MOST, "a round was charged {most} ns");
+    assert!(given <= 1024, "a round gave the hardware {given} receives");
 }
