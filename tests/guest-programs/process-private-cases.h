@@ -602,3 +602,82 @@ static bool bandwidth(void)
 	free(heap);
 	return true;
 }
+
+/* ---- Threads --------------------------------------------------------------------------------- */
+
+enum { THREADS = 4, REGIONS = 40, LIVES = 40 };
+
+struct registrar {
+	uint8_t *memory;
+	struct ibv_mr *mrs[REGIONS];
+};
+
+static pthread_barrier_t together;
+
+static void *register_all(void *arg)
+{
+	struct registrar *own = arg;
+	int i;
+
+	pthread_barrier_wait(&together);
+	for (i = 0; i < REGIONS; i++)
+		own->mrs[i] = ibv_reg_mr(ends[1].pd, own->memory + i * 64, 64, ALL);
+	return NULL;
+}
+
+/* Every region of a context, whose threads made them at the same time, is where its key says. */
+static bool all_are_there(struct registrar *of)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	pthread_t threads[THREADS];
+	int i, n;
+
+	TRY(near_mr);
+	MUST(make(IBV_QPT_RC, false, false));
+	for (n = 0; n < THREADS; n++)
+		TRY(!pthread_create(&threads[n], NULL, register_all, &of[n]));
+	for (n = 0; n < THREADS; n++)
+		pthread_join(threads[n], NULL);
+	for (n = 0; n < THREADS; n++) {
+		for (i = 0; i < REGIONS; i++) {
+			struct remote there = { of[n].memory + i * 64 + 7, of[n].mrs[i], 0, 0 };
+
+			TRY(of[n].mrs[i]);
+			bss[0][0] = (uint8_t)(n * REGIONS + i);
+			MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0], 1, near_mr), there, IBV_WC_SUCCESS));
+			TRY(of[n].memory[i * 64 + 7] == bss[0][0]);
+		}
+	}
+	for (n = 0; n < THREADS; n++) {
+		for (i = 0; i < REGIONS; i++)
+			TRY(!ibv_dereg_mr(of[n].mrs[i]));
+	}
+	TRY(!ibv_dereg_mr(near_mr));
+	return true;
+}
+
+/* Each context has tables of its own, which grow as its threads register. */
+static bool registrars(void)
+{
+	const char *name = ibv_get_device_name(ends[1].ctx->device);
+	struct end kept = ends[1];
+	struct registrar of[THREADS];
+	bool ok = true;
+	int i, n;
+
+	TRY(!pthread_barrier_init(&together, NULL, THREADS));
+	for (n = 0; n < THREADS; n++)
+		TRY((of[n].memory = map(REGIONS * 64, PROT_READ | PROT_WRITE)));
+	for (i = 0; ok && i < LIVES; i++) {
+		memset(&ends[1], 0, sizeof(ends[1]));
+		ok = open_end(&ends[1], name) && all_are_there(of);
+		drop();
+		if (ok && (ibv_dealloc_pd(ends[1].pd) || ibv_close_device(ends[1].ctx)))
+			ok = fail("something is left");
+	}
+	ends[1] = kept;
+	for (n = 0; n < THREADS; n++)
+		munmap(of[n].memory, REGIONS * 64);
+	pthread_barrier_destroy(&together);
+	return ok;
+}

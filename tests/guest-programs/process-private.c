@@ -610,6 +610,7 @@ static const struct {
 	{ "leaves", leaves, false },
 	{ "turnover", turnover, false },
 	{ "fork", forks, false },
+	{ "registrars", registrars, false },
 	{ "hangs", hangs, true },
 	{ "asleep", asleep, true },
 };

@@ -167,7 +167,10 @@ struct vrdma_region *vrdma_region_get(struct vrdma_mirror *mirror, uint32_t key)
 	return region;
 }
 
-/* A table that cannot grow only gets slower. */
+/*
+ * A table that cannot grow only gets slower. Under the session's `tables`: two that saw it full at
+ * once would both move what is in the old one.
+ */
 static void grow(struct vrdma_mirror *mirror)
 {
 	uint32_t old_buckets = mirror->mask + 1, i;
@@ -369,7 +372,9 @@ void vrdma_cover_keep(struct vrdma_session *session, const struct vrdma_cover *c
 		return;
 	cover->region->key = key;
 	cover->region->iova = iova;
+	pthread_mutex_lock(&session->tables);
 	insert(to_vctx(session->context)->mirror, cover->region);
+	pthread_mutex_unlock(&session->tables);
 }
 
 void vrdma_cover_drop(struct vrdma_session *session, const struct vrdma_cover *cover)
