@@ -16,7 +16,7 @@ use virtual_guest::backing::rules;
 use virtual_guest::daemon::{Daemon, DaemonOptions, backing, tries};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Path, QpSpec, SendWr};
-use virtual_guest::spec::{self, err, qps, qpt, status};
+use virtual_guest::spec::{self, Put, cmd, err, qps, qpt, status};
 use virtual_guest::world::{End, Node, World, pattern};
 
 /// Keeps a queue pair busy with large writes to `peer` until it fails; how many succeeded.
@@ -586,4 +586,36 @@ fn what_a_driver_made_before_a_reset_is_not_shown_after_it() {
     assert_eq!(shown(), ("driver_ready".to_owned(), 0));
     node.guest.shutdown().unwrap();
     assert!(kept() < begun && no_objects(&world.daemon, &node.name));
+}
+
+/// A command that is under way while its machine is paused: the driver hears of it all the same.
+#[test]
+fn a_pause_loses_no_command_that_is_under_way() {
+    const HANDLES: u32 = 2000;
+    const PAUSES: u64 = 16;
+    let world = World::new();
+    let node = world.node();
+    for turn in 0..PAUSES {
+        let ctx = node.guest.open().unwrap();
+        let pdn = ctx.create_pd().unwrap();
+        let av = virtual_guest::qp::Av::to(node.gid);
+        for _ in 0..HANDLES {
+            ctx.create_ah(pdn, &av).unwrap();
+        }
+        // The machine stands still meanwhile, and so does its driver.
+        let pages = node.guest.ram().alloc(1);
+        let view = node.guest.ram().view(pages.gpa(0), spec::PAGE);
+        view.write(0, &Put::new().u16(cmd::CONTEXT_DESTROY).zero(2).u32(ctx.id()).u64(0).done(16));
+        node.guest.with_queue(spec::VQ_CONTROL, |q| {
+            q.add(&[(pages.gpa(0), 16)], &[(pages.gpa(0) + 2048, 8)]).unwrap();
+            q.kick().unwrap();
+        });
+        std::thread::sleep(Duration::from_micros(100 * turn));
+        node.guest.pause_and_continue().unwrap();
+        let answered = node.guest.with_queue(spec::VQ_CONTROL, |q| q.wait(Duration::from_secs(5)));
+        assert!(answered.unwrap().is_some(), "pause {turn}: the driver was not told");
+        assert_eq!(view.load32(2048, Ordering::Relaxed), err::OK, "pause {turn}");
+        let handles = world.daemon.show_nic(&node.name)["objects"]["ahs"].as_u64();
+        assert_eq!(handles, Some(0), "pause {turn}");
+    }
 }

@@ -117,7 +117,11 @@ impl Session {
     /// Serves no request of the guest any more; false if one is not over until then.
     pub(super) fn rest(&self, until: Instant) -> bool {
         self.gate.seal();
-        self.gate.wait_idle(until.saturating_duration_since(Instant::now()))
+        let rests = self.gate.wait_idle(until.saturating_duration_since(Instant::now()));
+        if !rests {
+            self.gate.leave();
+        }
+        rests
     }
 
     /// Whether the guest's device is lost, and it was told or will be.
@@ -146,6 +150,7 @@ impl Session {
     pub(super) fn end(&self) {
         self.gate.seal();
         if !self.settle() {
+            self.gate.leave();
             tracing::warn!(
                 nic = self.nic.name,
                 "a control request is still under way after the connection"
@@ -237,16 +242,16 @@ impl Session {
     fn serve_control(&self, vring: &Vring) {
         while let Some(pass) = self.gate.enter(|| vring.runs()) {
             if pass.first {
-                let next = vring.lock().queue().next_avail();
-                self.begin(next);
+                self.begin(vring);
             }
             let memory = self.memory.memory();
             let taken = chain::take(vring.lock().queue(), &memory, chain::DESCRIPTORS_MAX);
             match taken {
                 Taken::Chain(chain) => {
                     let len = self.answer(&chain);
-                    // Stopped in spite of us: the guest's memory is no longer ours.
-                    if !self.gate.is_open() {
+                    // Cut, and found again elsewhere; or stopped in spite of us, and the guest's
+                    // memory is no longer ours.
+                    if !self.gate.answers() {
                         return;
                     }
                     self.give_back(vring, &memory, (chain.head, len));
@@ -296,13 +301,18 @@ impl Session {
 
     /// The control queue was started: after a pause, or at index 0, where the first request tells
     /// whether it is by a new driver.
-    fn begin(&self, next_avail: u16) {
+    fn begin(&self, vring: &Vring) {
+        let next_avail = vring.lock().queue().next_avail();
         self.ring_broken.store(false, Ordering::Relaxed);
         if self.continued.swap(false, Ordering::AcqRel) {
             return;
         }
         if next_avail == 0 {
             self.lost.store(false, Ordering::Release);
+        }
+        // A driver whose machine was paused before it was told of its last answer is told now.
+        if next_avail != 0 {
+            self.tell(vring);
         }
         let begun = if next_avail == 0 {
             self.begin_anew()
@@ -365,7 +375,7 @@ impl Session {
         let max_mr_bytes = self.nic.max_mr_bytes();
         let response = self.controller().serve(self, chain.request(), chain.room(), max_mr_bytes);
         match response {
-            Some(response) if self.gate.is_open() => {
+            Some(response) if self.gate.answers() => {
                 chain.respond(&self.memory.memory(), response.bytes())
             }
             _ => 0,
@@ -426,16 +436,15 @@ impl Executor for Session {
         if self.lost.load(Ordering::Acquire) {
             return Outcome::Done(Err(Status::FATAL));
         }
-        let (present, open) = (self.generation.clone(), self.gate.open_flag());
+        let (present, request) = (self.generation.clone(), self.gate.under_way());
         // What a blocking job brought must not be lost: the NIC looks at what has become of it.
         let rest = matches!(command, Command::Continue);
         let asks = matches!(command, Command::Keepalive);
         let patience = if asks { KEEPALIVE_WAIT } else { PATIENCE };
         let mut begins = Some(command);
         let outcome = self.nic.call_in_steps(patience, move |shard, id, now| {
-            // Also what has begun ends when the queue is stopped: it may move what lies in guest
-            // memory.
-            if !rest && !open.load(Ordering::Acquire) {
+            // Also what has begun: it may move what lies in guest memory.
+            if !rest && request.ends() {
                 return Progress::Done(Outcome::Done(Err(Status::STATE)));
             }
             if begins.is_some() && !rest && present.load(Ordering::Acquire) != generation {
@@ -519,6 +528,7 @@ impl Session {
         self.gate.close();
         self.continued.store(false, Ordering::Release);
         if !self.settle() {
+            self.gate.leave();
             let why = "a control request is still under way";
             self.nic.failed(format!("the device could not be stopped: {why}"));
             return Err(io::Error::other(why));
