@@ -17,12 +17,6 @@ const RIGHTS: u32 = access::REMOTE_WRITE
     | access::OPTIONAL_MASK;
 
 impl MrTable {
-    /// When what a window opens became what it is. See [`MrTable::stamp`].
-    pub(super) fn stamp_of_window(&self, window: &Window) -> u64 {
-        let region = window.binding.and_then(|binding| self.get(binding.region));
-        window.since.wrapping_add(region.map_or(0, |mr| mr.since))
-    }
-
     /// Makes an unbound window; its key opens nothing yet.
     pub(super) fn allocate_window(
         &mut self,

@@ -54,6 +54,9 @@ impl<N: Nics> Executor for Among<'_, '_, N> {
                 }
                 self.all.register(id, Registration { ctx, pdn, access, iova, map })?
             }
+            Verb::MrDma { access, .. } if access & abi::access::MIRRORED != 0 => {
+                return Err(Status::INVAL);
+            }
             Verb::MrDma { pdn, access } => {
                 let nic = self.nic()?;
                 let map = nic.backing.mrs.all.of(&nic.space);
