@@ -110,7 +110,7 @@ impl Machine {
                 let reported = it.groups.remove(&group).unwrap_or(0);
                 let channel = it.channel.unwrap_or(asker.channel);
                 self.groups.remove(&group);
-                let (_, tokens) = self.withdraw(channel, |event| event.group == Some(group));
+                let (_, tokens) = self.withdraw((channel, id), |event| event.group == Some(group));
                 return Ok(Reply::Counts(reported, tokens));
             }
             Command::Migrate { id } => return self.migrate(asker, id),
@@ -153,6 +153,7 @@ impl Machine {
         let channel = self.channel(asker)?;
         let event = channel.events.pop_front().or_else(|| channel.requests.pop());
         let event = event.ok_or(Status::BUSY)?;
+        self.taken(&event);
         if let Some(id) = self.ids.get_mut(&event.of) {
             id.reported = id.reported.wrapping_add(1);
             if let Some(group) = event.group.and_then(|group| id.groups.get_mut(&group)) {
@@ -446,7 +447,7 @@ impl Machine {
                 channel.ids = if more { channel.ids + 1 } else { channel.ids.saturating_sub(1) };
             }
         }
-        let (events, tokens) = self.withdraw(before, |event| event.of == number);
+        let (events, tokens) = self.withdraw((before, number), |_| true);
         events.into_iter().for_each(|event| self.push(asker.channel, event));
         Ok(Reply::Counts(reported, tokens))
     }

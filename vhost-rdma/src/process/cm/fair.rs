@@ -94,6 +94,12 @@ impl<K: Copy + Ord, T> Fair<K, T> {
         (self.queues.get(&whose).map_or(0, count), most)
     }
 
+    /// All that wait.
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.queues.values().flatten()
+    }
+
     pub(super) const fn is_empty(&self) -> bool {
         self.len == 0
     }

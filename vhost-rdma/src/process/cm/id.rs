@@ -111,6 +111,8 @@ pub(super) struct Id {
     pub(super) listener: Option<u32>,
     /// Events that its program has taken.
     pub(super) reported: u32,
+    /// Events of its own that wait in its channel.
+    pub(super) waiting: u32,
     /// Groups that it joined, and how many events of each its program has taken.
     pub(super) groups: BTreeMap<u32, u32>,
     /// The peer's NIC, of who was asked.
@@ -147,6 +149,7 @@ impl Id {
             unanswered: 0,
             listener: None,
             reported: 0,
+            waiting: 0,
             groups: BTreeMap::new(),
             whose: 0,
             half_open: None,

@@ -152,6 +152,9 @@ impl Machine {
     pub(super) fn remove_channel(&mut self, asker: Asker, now: Nanos) -> Result<(), Status> {
         self.channel(asker)?;
         let of = Some(asker.channel);
+        // All at once, and not for each identifier what is its own.
+        let (gone, _) = self.withdraw_all(asker.channel, |_| true);
+        self.refuse_unseen(&gone, now);
         let mut own: Vec<u32> =
             self.ids.iter().filter(|(_, id)| id.channel == of).map(|(n, _)| *n).collect();
         // In the order in which they were made, so that what peers hear is no matter of chance.
@@ -191,8 +194,21 @@ impl Machine {
         }
     }
 
-    /// Withdraws events; how many tokens of them the process has or will find.
+    /// Withdraws events of an identifier; how many tokens of them the process has or will find.
     pub(super) fn withdraw(
+        &mut self,
+        (channel, of): (u32, u32),
+        unwanted: impl Fn(&Event) -> bool,
+    ) -> (Vec<Event>, u32) {
+        // Most have none that wait, and a channel may have thousands.
+        if self.ids.get(&of).is_none_or(|id| id.waiting == 0) {
+            return (Vec::new(), 0);
+        }
+        self.withdraw_all(channel, |event| event.of == of && unwanted(event))
+    }
+
+    /// As [`Self::withdraw`], whosever they are.
+    fn withdraw_all(
         &mut self,
         channel: u32,
         unwanted: impl Fn(&Event) -> bool,
@@ -205,11 +221,24 @@ impl Machine {
         let count = u32::try_from(gone.len()).unwrap_or(u32::MAX);
         let never_told = channel.untold.min(count);
         channel.untold -= never_told;
+        gone.iter().for_each(|event| self.taken(event));
         (gone.into(), count - never_told)
+    }
+
+    /// An event waits in its channel no longer.
+    pub(super) fn taken(&mut self, event: &Event) {
+        if let Some(id) = self.ids.get_mut(&event.of) {
+            id.waiting = id.waiting.saturating_sub(1);
+        }
     }
 
     pub(super) fn push(&mut self, channel: u32, event: Event) {
         let whose = self.ids.get(&event.id).map_or(0, |id| id.whose);
+        if self.channels.contains_key(&channel)
+            && let Some(id) = self.ids.get_mut(&event.of)
+        {
+            id.waiting = id.waiting.saturating_add(1);
+        }
         if let Some(channel) = self.channels.get_mut(&channel) {
             match event.kind {
                 Kind::Request => channel.requests.push(whose, event),
@@ -324,7 +353,7 @@ impl Machine {
     pub(super) fn destroy(&mut self, number: u32, now: Nanos) -> (u32, u32) {
         let Some(id) = self.ids.get(&number) else { return (0, 0) };
         let (reported, Some(channel)) = (id.reported, id.channel) else { return (0, 0) };
-        let (gone, tokens) = self.withdraw(channel, |event| event.of == number);
+        let (gone, tokens) = self.withdraw((channel, number), |_| true);
         let groups = self.ids.get_mut(&number).map(|id| std::mem::take(&mut id.groups));
         for group in groups.unwrap_or_default().into_keys() {
             self.groups.remove(&group);
@@ -332,13 +361,17 @@ impl Machine {
         self.unbind(number);
         self.unclaim(number);
         self.orphan(number);
-        // Requests that nobody has seen are refused.
+        self.refuse_unseen(&gone, now);
+        self.leave(number, now);
+        (reported, tokens)
+    }
+
+    /// Requests that nobody has seen are refused.
+    fn refuse_unseen(&mut self, gone: &[Event], now: Nanos) {
         for request in gone.iter().filter(|event| event.kind == Kind::Request) {
             self.orphan(request.id);
             self.leave(request.id, now);
         }
-        self.leave(number, now);
-        (reported, tokens)
     }
 
     /// Forgets an identifier.
@@ -424,6 +457,7 @@ impl Machine {
         let Some(event) = channel.requests.pop_last(heaviest, here) else { return false };
         // Its token finds no event, or has not been put in.
         channel.untold = channel.untold.saturating_sub(1);
+        self.taken(&event);
         self.forget(event.id);
         true
     }
@@ -450,6 +484,20 @@ impl Machine {
             id.again = Some(Again { message, wait, left });
         }
         self.arm(number, now.saturating_add(wait));
+    }
+
+    /// Each identifier has as many events in its channel as is known of it.
+    #[cfg(test)]
+    pub(super) fn check_waiting(&self) {
+        let mut waiting: BTreeMap<u32, u32> = BTreeMap::new();
+        for channel in self.channels.values() {
+            for event in channel.events.iter().chain(channel.requests.iter()) {
+                *waiting.entry(event.of).or_default() += 1;
+            }
+        }
+        for (number, id) in &self.ids {
+            assert_eq!(id.waiting, waiting.get(number).copied().unwrap_or(0), "{id:?}");
+        }
     }
 
     /// Nothing is left of anybody.

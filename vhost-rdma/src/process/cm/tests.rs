@@ -66,7 +66,9 @@ impl Host {
     }
 
     fn by(&mut self, asker: Asker, command: Command) -> Result<Reply, Status> {
-        self.machine.command(asker, command, (true, self.now))
+        let done = self.machine.command(asker, command, (true, self.now));
+        self.machine.check_waiting();
+        done
     }
 
     fn ask(&mut self, command: Command) -> Result<Reply, Status> {
@@ -124,6 +126,7 @@ impl Host {
     fn hears(&mut self, mads: &[Mad]) {
         for mad in mads {
             self.machine.datagram((mad, mad.source[15].into()), self.now);
+            self.machine.check_waiting();
         }
     }
 
