@@ -3,6 +3,7 @@
 //! The walk is bounded by the number of pages that the list claims, which the caller has bounded by
 //! what the object needs; list pages are copied out entry by entry and each is read once.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::ring::Ring;
@@ -137,16 +138,21 @@ impl PageArray {
     }
 }
 
+/// Regions that are looked through one by one.
+const FEW: usize = 8;
+
 pub(super) struct Builder<'a> {
     space: &'a AddressSpace,
     page: u64,
     tables: Vec<HostPtr>,
     regions: Vec<Region>,
+    /// The same, where there are many.
+    held: BTreeSet<usize>,
 }
 
 impl<'a> Builder<'a> {
     fn new(space: &'a AddressSpace, page: u64) -> Self {
-        Self { space, page, tables: Vec::new(), regions: Vec::new() }
+        Self { space, page, tables: Vec::new(), regions: Vec::new(), held: BTreeSet::new() }
     }
 
     /// The first `len` bytes of these pages, which `shape` counts and tells the size of. An address
@@ -182,11 +188,23 @@ impl<'a> Builder<'a> {
             return Err(Fault::Address);
         }
         debug_assert!(region.host(offset).is_some());
-        if !self.regions.iter().rev().any(|held| held.same_mapping(region)) {
+        if !self.holds(region) {
             self.regions.push(region.clone());
         }
         self.tables.push(host);
         Ok(())
+    }
+
+    /// Whether a region is among those that are held; it will be.
+    fn holds(&mut self, region: &Region) -> bool {
+        if self.regions.len() < FEW {
+            return self.regions.iter().rev().any(|held| held.same_mapping(region));
+        }
+        // A guest may have hundreds, and name a page of another each time.
+        if self.held.is_empty() {
+            self.held = self.regions.iter().map(Region::mapping_id).collect();
+        }
+        !self.held.insert(region.mapping_id())
     }
 
     /// Reads the list page at `addr`, `level` levels above the data pages, until `needed` data
@@ -210,4 +228,29 @@ impl<'a> Builder<'a> {
 /// A page of a list as a ring of words, for as long as the list is walked.
 fn list_page(space: &AddressSpace, addr: u64) -> Result<Ring, Fault> {
     Translation::of_page(space, addr).map(|page| Ring::new(Arc::new(page)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Few and many: each region once, whatever the order of the pages.
+    #[test]
+    fn what_a_list_holds_is_held_once() {
+        const PAGE: u64 = 4096;
+        for count in [1, FEW as u64, FEW as u64 + 1, 200] {
+            let pieces: Vec<(u64, usize)> = (0..=count).map(|n| (n << 20, 8192)).collect();
+            let space = AddressSpace::anonymous(&pieces).unwrap();
+            let list = Ring::page(&space, 0).unwrap();
+            let named: Vec<u64> =
+                (0..2 * count).map(|n| ((n % count + 1) << 20) + n / count * PAGE).collect();
+            for (at, page) in (0u64..).zip(&named) {
+                list.store_u32(at * 8, u32::try_from(*page).unwrap());
+            }
+            let npages = u32::try_from(named.len()).unwrap();
+            let array = PageArray { addr: 0, npages, page_shift: 12 };
+            let map = array.resolve(&space, 0, u64::from(npages) * PAGE).unwrap();
+            assert_eq!(map.regions().len() as u64, count);
+        }
+    }
 }

@@ -68,6 +68,11 @@ impl Region {
         Arc::ptr_eq(&self.mapping, &other.mapping)
     }
 
+    /// What tells its mapping from all others that there are.
+    pub(super) fn mapping_id(&self) -> usize {
+        Arc::as_ptr(&self.mapping).addr()
+    }
+
     /// The file behind it, and the offset of its first byte there.
     #[must_use]
     pub fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {

@@ -381,9 +381,12 @@ impl<N: Nics> Execution<'_, N> {
         let here: FxHashSet<NicId> = networks.neighbours().collect();
         let Some(nic) = nics.nic(id) else { return };
         let vni = nic.settings.vni;
+        // All addresses are looked through, and one NIC may wait many times.
+        let mut known: FxHashMap<NicId, Option<Gid>> = FxHashMap::default();
         nic.replace_waiters(|waiter| match waiter.who {
             Requester::Here(nic) if nic != id && !here.contains(&nic) => {
-                let who = Requester::Elsewhere(networks.address_of(vni, nic)?);
+                let found = known.entry(nic).or_insert_with(|| networks.address_of(vni, nic));
+                let who = Requester::Elsewhere((*found)?);
                 Some(Waiter { who, ..waiter })
             }
             _ => Some(waiter),
@@ -438,13 +441,13 @@ impl Nic {
         });
     }
 
-    fn replace_waiters(&mut self, by: impl Fn(Waiter) -> Option<Waiter>) {
-        let replace = |waiters: &mut Vec<Waiter>| {
-            *waiters = waiters.drain(..).filter_map(&by).collect();
+    fn replace_waiters(&mut self, mut by: impl FnMut(Waiter) -> Option<Waiter>) {
+        let mut replace = |waiters: &mut Vec<Waiter>| {
+            *waiters = waiters.drain(..).filter_map(&mut by).collect();
         };
         replace(&mut self.backing.wakes);
         self.srqs.iter_mut().for_each(|(_, srq)| replace(&mut srq.own));
-        self.qps.values_mut().for_each(|qp| qp.own.waiter = qp.own.waiter.and_then(&by));
+        self.qps.values_mut().for_each(|qp| qp.own.waiter = qp.own.waiter.and_then(&mut by));
     }
 }
 

