@@ -641,10 +641,11 @@ static bool all_are_there(struct registrar *of)
 	for (n = 0; n < THREADS; n++) {
 		for (i = 0; i < REGIONS; i++) {
 			struct remote there = { of[n].memory + i * 64 + 7, of[n].mrs[i], 0, 0 };
+			struct ibv_sge from = sge(bss[0], 1, near_mr);
 
 			TRY(of[n].mrs[i]);
 			bss[0][0] = (uint8_t)(n * REGIONS + i);
-			MUST(does(IBV_WR_RDMA_WRITE, sge(bss[0], 1, near_mr), there, IBV_WC_SUCCESS));
+			MUST(does(IBV_WR_RDMA_WRITE, from, there, IBV_WC_SUCCESS));
 			TRY(of[n].memory[i * 64 + 7] == bss[0][0]);
 		}
 	}

@@ -215,8 +215,8 @@ impl Shard {
         self.soft().update(id, settings);
     }
 
-    /// Sets an entry of a NIC's table of addresses, where the host does so and not its guests. It is
-    /// no command: whichever of these is under way goes on.
+    /// Sets an entry of a NIC's table of addresses, where the host does so and not its guests. It
+    /// is no command: whichever of these is under way goes on.
     ///
     /// # Errors
     /// As GID_SET; NOTSUPP if the backing has such a table of its own.
