@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use virtual_guest::guest::Guest;
 use virtual_guest::process;
-use virtual_guest::qp::{Path, SendWr};
+use virtual_guest::qp::{Av, Path, SendWr};
 use virtual_guest::spec::err;
 use virtual_guest::world::{Node, ipv4_gid};
 
@@ -158,4 +158,43 @@ fn when_the_networks_process_dies_its_processes_can_begin_anew() {
         std::thread::sleep(Duration::from_millis(50));
     };
     again.open().unwrap().create_pd().unwrap();
+}
+
+/// An operator gives the NIC another address while processes end whose objects take long to end.
+#[test]
+fn addresses_that_change_meanwhile_cost_nobody_anything() {
+    const PROCESSES: usize = 8;
+    const HANDLES: usize = 4000;
+    let scene = Scene::with(&["--max-ahs", "100000"]);
+    let (stays, peer) = (scene.blue(), scene.red());
+    let (mut a, b) = (stays.rc(), peer.rc());
+    a.connect(&b, &Path::default());
+    b.connect(&a, &Path::default());
+    let (from, to) = (stays.area(4096), peer.area(4096));
+    for round in 0..2 {
+        let all: Vec<Node> = (0..PROCESSES).map(|_| scene.blue()).collect();
+        std::thread::scope(|scope| {
+            for node in &all {
+                scope.spawn(move || {
+                    for _ in 0..HANDLES {
+                        node.ctx.create_ah(node.pdn, &Av::to(node.gid)).expect("a handle");
+                    }
+                });
+            }
+        });
+        // The first address is the one that is connected.
+        let second = format!("10.0.9.{}", 100 + round);
+        let set = ["nic", "set", "blue", "--address", "10.0.9.1", "--address", &second];
+        std::thread::scope(|scope| {
+            scope.spawn(|| scene.world.daemon.run(&set));
+            std::thread::sleep(Duration::from_millis(4));
+            all.iter().for_each(|node| node.guest.disconnect());
+        });
+        let begin = Instant::now();
+        while scene.objects("blue")["ahs"] != 0 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{}", scene.objects("blue"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        a.run_ok(&SendWr::write(1, &[from.sge()], to.addr(0), to.rkey()));
+    }
 }
