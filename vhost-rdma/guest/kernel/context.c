@@ -240,8 +240,12 @@ void vrdma_dealloc_ucontext(struct ib_ucontext *ibuc)
 int vrdma_query_ucontext(struct ib_ucontext *ibuc, struct uverbs_attr_bundle *attrs)
 {
 	struct virtio_rdma_ucontext_resp resp = {};
+	struct vrdma_ucontext *uc = to_vuc(ibuc);
 
-	vrdma_context_resp(to_vr(ibuc->device), to_vuc(ibuc), &resp);
+	/* Its pages may become more meanwhile, and their array another one. */
+	mutex_lock(&uc->ctx.lock);
+	vrdma_context_resp(to_vr(ibuc->device), uc, &resp);
+	mutex_unlock(&uc->ctx.lock);
 	return uverbs_copy_to_struct_or_zero(attrs, VIRTIO_RDMA_ATTR_QUERY_CONTEXT_RESP, &resp,
 					     sizeof(resp));
 }

@@ -15,6 +15,7 @@
 #include <linux/etherdevice.h>
 #include <linux/if_vlan.h>
 #include <linux/netdevice.h>
+#include <linux/rtnetlink.h>
 #include <net/net_namespace.h>
 #include "virtio_rdma.h"
 
@@ -90,6 +91,25 @@ static void vrdma_drop_netdev(struct vrdma *vr)
 		dev_put(netdev);
 }
 
+/* Another interface with the address may have come while the old one was on its way out. */
+static void vrdma_look_again(struct vrdma *vr)
+{
+	struct net_device *netdev;
+
+	rtnl_lock();
+	spin_lock(&vr->pair_lock);
+	for_each_netdev(&init_net, netdev) {
+		if (!vr->netdev && netdev->reg_state == NETREG_REGISTERED &&
+		    vrdma_netdev_matches(vr, netdev)) {
+			dev_hold(netdev);
+			vr->netdev = netdev;
+			queue_work(system_long_wq, &vr->pair_work);
+		}
+	}
+	spin_unlock(&vr->pair_lock);
+	rtnl_unlock();
+}
+
 static void vrdma_pair(struct work_struct *work)
 {
 	struct vrdma *vr = container_of(work, struct vrdma, pair_work);
@@ -112,6 +132,8 @@ static void vrdma_pair(struct work_struct *work)
 		vrdma_ib_register(vr, netdev);
 	}
 	mutex_unlock(&vr->ib_lock);
+	if (gone)
+		vrdma_look_again(vr);
 }
 
 int vrdma_netdev_watch(struct vrdma *vr)
