@@ -314,10 +314,13 @@ impl Dataplane for LocalDataplane {
         let Some(Placed { nic, vni, house }) = self.state().nics.remove(name) else {
             return;
         };
-        if let Some(house) = house {
+        if let Some(house) = &house {
             house.close();
         }
         self.displace(&nic, vni);
+        if let Some(house) = house {
+            house.hang_up();
+        }
     }
 
     fn update(&self, config: &NicConfig) -> Result<(), AttachError> {

@@ -86,7 +86,7 @@ fn visit(house: Arc<House>, process: UnixStream, told: impl FnOnce(io::Result<()
             let place = Place { house: house.clone(), window };
             match Session::new(house.clone(), process, Window::new(window)) {
                 Ok(mut session) => {
-                    house.entered(window);
+                    house.entered(window, session.bell());
                     told(Ok(()));
                     drop(house);
                     session.run();

@@ -18,7 +18,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use virtio_rdma_abi::status_page;
 
 use super::cm::Manager;
-use super::events::{ProcessPort, Routes};
+use super::events::{Bell, ProcessPort, Routes};
 use super::memory::WINDOWS;
 use crate::device::memory::{self, MemoryError, Offer};
 use crate::device::nic::{self, Nic, PATIENCE};
@@ -58,12 +58,20 @@ struct Life {
 struct State {
     life: Option<Life>,
     /// By window.
-    sessions: BTreeMap<u64, UnixStream>,
+    sessions: BTreeMap<u64, Visitor>,
     /// The window that was given last.
     last: u64,
     max_contexts: u32,
     gids: Vec<Gid>,
     closing: bool,
+}
+
+/// A process that has a place.
+#[derive(Debug)]
+struct Visitor {
+    stream: UnixStream,
+    /// What wakes its session, as soon as there is one.
+    bell: Option<Bell>,
 }
 
 /// See the module.
@@ -206,29 +214,39 @@ impl House {
             }
         }
         state.last = window;
-        state.sessions.insert(window, own);
+        state.sessions.insert(window, Visitor { stream: own, bell: None });
         Ok(window)
     }
 
-    /// The process is served, if it is still there.
-    pub(super) fn entered(&self, window: u64) {
-        let state = self.state();
-        if state.sessions.contains_key(&window) {
+    /// The process is served, if it is still there; `bell` wakes its session.
+    pub(super) fn entered(&self, window: u64, bell: Bell) {
+        let mut state = self.state();
+        let closing = state.closing;
+        if let Some(visitor) = state.sessions.get_mut(&window) {
+            if closing {
+                bell.ring();
+            }
+            visitor.bell = Some(bell);
             self.nic.connected();
         }
+    }
+
+    /// Whether all sessions are to end.
+    pub(super) fn is_closing(&self) -> bool {
+        self.state().closing
     }
 
     /// A process is gone, and nothing of it is left.
     pub(super) fn leave(&self, window: u64) {
         let mut state = self.state();
         // Closed when nobody waits for the state any more.
-        let stream = state.sessions.remove(&window);
+        let visitor = state.sessions.remove(&window);
         if state.sessions.is_empty() {
             self.nic.disconnected();
         }
         drop(state);
         self.left.notify_all();
-        drop(stream);
+        drop(visitor);
     }
 
     /// Has the worker carry a command of a context out, and waits for it.
@@ -323,12 +341,17 @@ impl House {
         });
     }
 
-    /// Ends all sessions, and takes no other in.
+    /// Ends all sessions, and takes no other in. A process hears of it when its objects are gone: it
+    /// takes its memory back as soon as it knows.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closing = true;
-        for stream in state.sessions.values() {
-            let _ = stream.shutdown(Shutdown::Both);
+        for visitor in state.sessions.values() {
+            match &visitor.bell {
+                Some(bell) => bell.ring(),
+                // It has no objects yet.
+                None => drop(visitor.stream.shutdown(Shutdown::Both)),
+            }
         }
         let there = |state: &mut State| !state.sessions.is_empty();
         let waited = self.left.wait_timeout_while(state, ENDING, there);
@@ -336,6 +359,13 @@ impl House {
             tracing::error!(nic = self.nic.name, "a process's session does not end");
         }
         self.cm.finish();
+    }
+
+    /// Tells those whose sessions did not end in time. The NIC's objects are gone by now.
+    pub(crate) fn hang_up(&self) {
+        for visitor in self.state().sessions.values() {
+            let _ = visitor.stream.shutdown(Shutdown::Both);
+        }
     }
 
     /// Plugs a process's memory in; its own map that follows `own`.

@@ -175,9 +175,14 @@ impl Session {
         if ended.is_err() {
             tracing::error!(nic = self.house.nic.name, "a process's session had a fault");
         }
-        // The process is told before its objects go.
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.end();
+        // Not before: who knows of the end takes back the memory that objects write to.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// What wakes it.
+    pub(super) fn bell(&self) -> Bell {
+        self.bell.clone()
     }
 
     fn end(&mut self) {
@@ -206,7 +211,8 @@ impl Session {
         if kick && eventfd::take(self.kick.as_fd()).unwrap_or(false) {
             self.house.nic.kick();
         }
-        if bell && !self.collect() {
+        // After the bell was heard, or what it was rung for might not be seen.
+        if bell && (!self.collect() || self.house.is_closing()) {
             return false;
         }
         self.deliver();

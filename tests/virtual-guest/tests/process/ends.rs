@@ -2,7 +2,10 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use virtual_guest::guest::Guest;
 use virtual_guest::process;
@@ -196,5 +199,64 @@ fn addresses_that_change_meanwhile_cost_nobody_anything() {
             std::thread::sleep(Duration::from_millis(20));
         }
         a.run_ok(&SendWr::write(1, &[from.sge()], to.addr(0), to.rkey()));
+    }
+}
+
+/// The processor of whoever waits is not given away: what comes next shows at once.
+fn hangs_up(node: &Node) {
+    let socket = node.guest.process().socket();
+    loop {
+        let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+        if poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1) {
+            return;
+        }
+    }
+}
+
+/// A process takes its memory back as soon as it knows that its device is gone.
+#[test]
+fn who_is_told_that_the_device_is_gone_is_written_to_no_more() {
+    const OTHERS: usize = 8;
+    const HANDLES: usize = 3000;
+    for round in 0..3 {
+        let scene = Scene::with(&["--max-ahs", "100000"]);
+        let (victim, peer) = (scene.blue(), scene.red());
+        // Their contexts take long to end, and contexts end one after the other.
+        let others: Vec<Node> = (0..OTHERS).map(|_| scene.blue()).collect();
+        std::thread::scope(|scope| {
+            for node in &others {
+                scope.spawn(move || {
+                    for _ in 0..HANDLES {
+                        node.ctx.create_ah(node.pdn, &Av::to(node.gid)).expect("a handle");
+                    }
+                });
+            }
+        });
+        let (mut a, b) = (peer.rc(), victim.rc());
+        a.connect(&b, &Path::default());
+        b.connect(&a, &Path::default());
+        let (from, to) = (peer.area(8), victim.area(8));
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for count in 1.. {
+                    from.set_word(0, count);
+                    a.qp.post_send(&SendWr::write(1, &[from.sge()], to.addr(0), to.rkey()));
+                    let done = a.scq.wait(Duration::from_secs(5));
+                    if over.load(Ordering::Relaxed) || done.is_none_or(|cqe| cqe.status != 0) {
+                        break;
+                    }
+                }
+            });
+            while to.word(0) < 100 {
+                std::hint::spin_loop();
+            }
+            scope.spawn(|| scene.world.daemon.run(&["nic", "rm", "blue"]));
+            hangs_up(&victim);
+            let told = to.word(0);
+            std::thread::sleep(Duration::from_millis(100));
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(to.word(0), told, "round {round}: it was written to after it was told");
+        });
     }
 }
