@@ -341,8 +341,8 @@ impl House {
         });
     }
 
-    /// Ends all sessions, and takes no other in. A process hears of it when its objects are gone: it
-    /// takes its memory back as soon as it knows.
+    /// Ends all sessions, and takes no other in. A process hears of it when its objects are gone:
+    /// it takes its memory back as soon as it knows.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closing = true;
