@@ -79,7 +79,18 @@ fn run_code(fault: &run::Fault) -> &'static str {
     }
 }
 
+/// Whether a daemon would start so. Nothing is changed, and one that runs does not notice.
+fn check(args: &ServeArgs) -> anyhow::Result<()> {
+    let plan = Plan::new(args)?;
+    telemetry::Filter::new(plan.log.as_deref()).map_err(|error| anyhow!(error))?;
+    admin::check(&plan.settings)?;
+    Ok(())
+}
+
 fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    if args.check {
+        return check(&args);
+    }
     if args.with_parent {
         // This is the first thread, which lives as long as the process.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;

@@ -79,6 +79,15 @@ pub struct Daemon<B> {
     known: Mutex<Known>,
 }
 
+/// Whether [`Daemon::start`] would find something wrong with the file or with what is saved.
+///
+/// # Errors
+/// As there.
+pub(super) fn check(runtime_dir: &Path, ephemeral: bool, file: &config::File) -> Result<(), Error> {
+    let saved = Store::new(runtime_dir, ephemeral).load()?;
+    merge(&mut Registry::new(runtime_dir.join("nics")), saved, file)
+}
+
 impl<B: Backend> Daemon<B> {
     /// Takes up the saved state and the configuration file and serves every NIC of them. A NIC that
     /// cannot be served is reported as failed and does not stop the others.

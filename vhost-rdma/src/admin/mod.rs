@@ -28,6 +28,6 @@ mod users;
 pub use daemon::{Daemon, Error, NicView, Reloaded};
 pub use metrics::MetricsAddress;
 pub use reloading::{Next, Reload};
-pub use serve::{RunError, ServeError, Settings, run};
+pub use serve::{RunError, ServeError, Settings, check, run};
 pub use store::StoreError;
 pub use users::{UserError, group_id, group_name, user_id, user_name};

@@ -135,6 +135,18 @@ pub enum ServeError {
     Api(#[from] tonic::transport::Error),
 }
 
+/// Whether [`run`] would find something wrong with what it is asked for, or with the state that is
+/// saved. Nothing is changed.
+///
+/// # Errors
+/// What it would find.
+pub fn check(settings: &Settings) -> Result<(), ServeError> {
+    let dir = absolute(&settings.runtime_dir)?;
+    fits(&dir.join(ADMIN_SOCKET))?;
+    resolve(&settings.admin, 0o600)?;
+    Ok(daemon::check(&dir, settings.ephemeral, &settings.file)?)
+}
+
 /// Serves until SIGTERM or SIGINT. `backend` is made once the runtime directory is ours.
 ///
 /// # Errors
@@ -154,10 +166,7 @@ pub fn run<B: Backend, E>(
     let dir = prepare(&settings.runtime_dir)?;
     let _lock = lock(&dir)?;
     let path = dir.join(ADMIN_SOCKET);
-    let length = path.as_os_str().len();
-    if length > SOCKET_PATH_MAX {
-        return Err(ServeError::PathTooLong { path: path.display().to_string(), length }.into());
-    }
+    fits(&path)?;
     let access = resolve(&settings.admin, 0o600).map_err(ServeError::User)?;
     let listening = sockets
         .open(&Owner::Admin, SocketType::STREAM, (&path, &access))
@@ -227,8 +236,22 @@ fn prepare(dir: &Path) -> Result<PathBuf, ServeError> {
         .mode(0o755)
         .create(dir)
         .map_err(|error| fault("create the runtime directory", error))?;
-    // VMMs are started elsewhere, so the paths that they are told must not depend on where we were.
-    std::path::absolute(dir).map_err(|error| fault("find the runtime directory", error))
+    absolute(dir)
+}
+
+/// VMMs are started elsewhere, so the paths that they are told must not depend on where we were.
+fn absolute(dir: &Path) -> Result<PathBuf, ServeError> {
+    let (action, path) = ("find the runtime directory", dir.display().to_string());
+    std::path::absolute(dir).map_err(|source| ServeError::Directory { action, path, source })
+}
+
+/// Whether a socket's path is short enough.
+fn fits(path: &Path) -> Result<(), ServeError> {
+    let length = path.as_os_str().len();
+    if length > SOCKET_PATH_MAX {
+        return Err(ServeError::PathTooLong { path: path.display().to_string(), length });
+    }
+    Ok(())
 }
 
 /// Held as long as the daemon runs; the kernel releases it however the daemon ends.
@@ -293,8 +316,14 @@ fn serve_api<B: Backend>(
         let bound = listening.listener().try_clone();
         let listener = adopt(bound.map_err(|source| ServeError::Io { action: "listen", source })?)?;
         let path = listening.path();
-        if let Some(address) = &settings.metrics {
-            serve_metrics(address, Arc::clone(daemon)).await?;
+        if let Some(address) = &settings.metrics
+            && let Err(error) = serve_metrics(address, Arc::clone(daemon)).await
+        {
+            // Guests that an earlier program served are not to lose their devices for it.
+            if daemon.upgrade_pause().is_zero() {
+                return Err(error);
+            }
+            tracing::error!(%error, "there are no metrics");
         }
         let about = About {
             runtime_dir: path.parent().unwrap_or(path).display().to_string(),

@@ -153,6 +153,9 @@ impl<B: Backend> Admin for Service<B> {
             let program = successor.path().display().to_string();
             let wrong = |why| format!("{program} is no vhost-rdma: {why}; install one there");
             let version = successor.version().map_err(wrong)?;
+            successor.check().map_err(|why| {
+                format!("{program} would not start, and guests would lose their devices: {why}")
+            })?;
             Ok::<_, String>(v1::UpgradeResponse { version, program, lost })
         });
         let answer = looked

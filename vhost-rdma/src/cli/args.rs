@@ -213,6 +213,10 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     pub cm_ports: Vec<u16>,
+    /// Say whether a daemon would start with these options, this file and the state that is saved,
+    /// and serve nothing
+    #[arg(long)]
+    pub check: bool,
     /// End when the process that started this one ends
     #[arg(long, hide = true)]
     pub with_parent: bool,

@@ -419,7 +419,7 @@ impl Registry {
             }
             check_name("NIC", &nic.name)?;
             nic.vni = self.network(&nic.network)?.vni;
-            nic.socket = self.nics_dir.join(&nic.name).join("vhost.sock");
+            nic.socket = self.nics_dir.join(&nic.name).join(nic.guests.socket());
             nic.configured = false;
             self.check_nic(&nic)?;
             self.put(nic);

@@ -13,7 +13,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -24,8 +24,10 @@ use crate::socket;
 
 /// Names the table's descriptor, and the process that it is for.
 const TABLE: &str = "VHOST_RDMA_HANDED_DOWN";
-/// How long a program may take to say its version.
+/// How long a program may take to say its version, or whether it would start.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of what it says that are read.
+const SAID: u64 = 4096;
 
 /// The program that this process can become.
 #[derive(Debug, Clone)]
@@ -54,28 +56,67 @@ impl Successor {
     /// Why it is no program of ours.
     pub fn version(&self) -> Result<String, String> {
         let mut command = Command::new(&self.program);
-        command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::null()).spawn().map_err(|e| e.to_string())?;
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match child.try_wait().map_err(|error| error.to_string())? {
-                Some(status) if status.success() => break,
-                Some(status) => return Err(format!("its --version ends with {status}")),
-                None if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
-                None => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return Err("it does not say its version".to_owned());
-                }
+        let said = ask(command.arg("--version"), "say its version")?;
+        if !said.status.success() {
+            return Err(format!("its --version ends with {}", said.status));
+        }
+        let text = said.out.trim();
+        let version = text.strip_prefix("vhost-rdma ");
+        version.map(str::to_owned).ok_or_else(|| format!("it says {text:?}"))
+    }
+
+    /// Whether the file there would start with the arguments of this one: what is wrong with its
+    /// configuration is to be known while there is a program that goes on.
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn check(&self) -> Result<(), String> {
+        let mut command = Command::new(&self.program);
+        let said = ask(command.args(env::args_os().skip(1)).arg("--check"), "look at its options")?;
+        // One that cannot be asked is as good as those before it were.
+        if said.status.success() || said.errors.contains("unexpected argument '--check'") {
+            return Ok(());
+        }
+        Err(said.errors.trim().trim_start_matches("vhost-rdma: ").to_owned())
+    }
+}
+
+/// What a program has said.
+struct Said {
+    status: ExitStatus,
+    out: String,
+    errors: String,
+}
+
+/// Has a program say something, to the end.
+fn ask(command: &mut Command, what: &str) -> Result<Said, String> {
+    // Files take what it says, however much that is, and nobody has to read meanwhile.
+    let file = || memfd_create("vhost-rdma-said", MemfdFlags::CLOEXEC).map(File::from);
+    let (mut out, mut errors) = match (file(), file()) {
+        (Ok(out), Ok(errors)) => (out, errors),
+        (Err(error), _) | (_, Err(error)) => return Err(error.to_string()),
+    };
+    let copy = |file: &File| file.try_clone().map_err(|error| error.to_string());
+    command.stdin(Stdio::null()).stdout(copy(&out)?).stderr(copy(&errors)?);
+    let mut child = command.spawn().map_err(|error| error.to_string())?;
+    let until = Instant::now() + PATIENCE;
+    let status = loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) => break status,
+            None if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("it does not {what}"));
             }
         }
-        let mut text = String::new();
-        let mut said = child.stdout.take().into_iter();
-        said.try_for_each(|said| said.take(1024).read_to_string(&mut text).map(drop))
-            .map_err(|error| error.to_string())?;
-        let version = text.trim().strip_prefix("vhost-rdma ");
-        version.map(str::to_owned).ok_or_else(|| format!("it says {:?}", text.trim()))
-    }
+    };
+    let text = |file: &mut File| {
+        let mut bytes = Vec::new();
+        let read = file.rewind().and_then(|()| file.take(SAID).read_to_end(&mut bytes));
+        read.map(|_| String::from_utf8_lossy(&bytes).into_owned()).map_err(|e| e.to_string())
+    };
+    Ok(Said { status, out: text(&mut out)?, errors: text(&mut errors)? })
 }
 
 /// Becomes the next program, which finds `heirlooms` ([`super::Store::open`]); it returns only if

@@ -193,3 +193,62 @@ fn what_would_be_lost_is_said_first() {
     assert!(refused.contains(&a.name) && refused.contains("--force"), "{refused}");
     writes(&mut pair(&a, &a), 1);
 }
+
+/// What is wrong with the file is known while there is a program that goes on.
+#[test]
+fn an_upgrade_to_a_daemon_that_would_not_start_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, "poll_us = 10\n").expect("a file");
+    let args = vec!["--config".to_owned(), file.display().to_string()];
+    let options = DaemonOptions { processes: true, installed: true, args, ..Default::default() };
+    let world = World::with(&options, Duration::from_secs(120));
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let mut ends = pair(&a, &b);
+    let before = processes(&world.daemon);
+    let mac = world.daemon.show_nic(&a.name)["mac"].as_str().expect("a MAC address").to_owned();
+    let twice = format!("[[nics]]\nname = \"c\"\nnetwork = \"net\"\nmac = \"{mac}\"\n");
+    world.daemon.install(&program());
+    for (text, why) in [
+        ("frobnicate = 1\n", "frobnicate"),
+        ("[admin]\nowner = \"nobody-of-this-name\"\n", "nobody-of-this-name"),
+        // Another NIC has the MAC address, which is in the state that is saved.
+        (&*twice, "MAC"),
+    ] {
+        std::fs::write(&file, text).expect("a file");
+        let refused = world.daemon.cli(&["upgrade"]).expect_err("it would not start");
+        assert!(refused.contains(why) && refused.contains("would not start"), "{refused}");
+        writes(&mut ends, 1);
+    }
+    assert_eq!(processes(&world.daemon), before);
+    std::fs::write(&file, "poll_us = 11\n").expect("a file");
+    upgrade(&world.daemon);
+    writes(&mut ends, 2);
+}
+
+/// The socket of a NIC for processes is where pods were told, whatever becomes of the daemon.
+#[test]
+fn the_socket_of_a_nic_for_processes_stays_where_it_is() {
+    let kept = super::kept();
+    let installed = world(false);
+    let socket = |world: &World| world.daemon.add_process_nic("p", "net", &[]);
+    let works = |path: &Path| Node::process("p", path, [0; 16]).guest.works();
+    for (world, next) in [
+        (&kept, &(|world: &World| replace_supervisor(&world.daemon)) as &dyn Fn(&World)),
+        (&installed, &|world| {
+            world.daemon.install(&program());
+            world.daemon.run(&["upgrade", "--force"]);
+        }),
+    ] {
+        let path = socket(world);
+        assert!(path.ends_with("process.sock"), "{path:?}");
+        works(&path);
+        next(world);
+        works(&path);
+        // It is where the daemon says, too.
+        let shown = world.daemon.show_nic("p")["socket"].clone();
+        assert_eq!(shown, path.display().to_string());
+        world.daemon.run(&["reload"]);
+        works(&path);
+    }
+}

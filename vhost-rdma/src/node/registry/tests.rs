@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use proptest::prelude::{Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 
 use super::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX};
-use crate::node::{Error, LimitsPatch, MacAddr, NicLimits, VNI_MAX};
+use crate::node::{Error, Guests, LimitsPatch, MacAddr, NicLimits, VNI_MAX};
 
 fn registry() -> Registry {
     Registry::new(PathBuf::from("/run/vhost-rdma/nics"))
@@ -190,12 +190,16 @@ fn saved_state_comes_back_the_same_and_moves_with_the_directory() {
     let mut registry = registry();
     registry.add_network("blue", Some(77), false).unwrap();
     add(&mut registry, NicSpec { network: Some("blue".to_owned()), ..spec("a") }).unwrap();
+    add(&mut registry, NicSpec { guests: Guests::Process, ..spec("p") }).unwrap();
     let text = serde_json::to_string(&registry.save()).unwrap();
     let mut other = Registry::new(PathBuf::from("/elsewhere"));
     other.restore(serde_json::from_str(&text).unwrap()).unwrap();
     let (old, new) = (registry.nic("a").unwrap(), other.nic("a").unwrap());
     assert_eq!((old.mac, old.vni, &old.limits), (new.mac, new.vni, &new.limits));
     assert_eq!(new.socket, PathBuf::from("/elsewhere/a/vhost.sock"));
+    let (old, new) = (registry.nic("p").unwrap(), other.nic("p").unwrap());
+    assert_eq!(new.socket, PathBuf::from("/elsewhere/p/process.sock"));
+    assert_eq!(old.socket.file_name(), new.socket.file_name());
     assert_eq!(other.network("blue").unwrap().vni, 77);
 }
 
