@@ -4,6 +4,7 @@
 //! session that was not in the middle of a message its stream, its memory and its queues. Only then
 //! do others get at it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::process::Child;
@@ -24,7 +25,7 @@ use crate::eventfd;
 use crate::network_process::{
     Answer, Numbered, Packet, Report, Request, Wire, decode, encode, plain,
 };
-use crate::node::{Ending, NicConfig};
+use crate::node::Ending;
 use crate::store::Store;
 
 /// The program's hidden command.
@@ -114,6 +115,8 @@ struct Process {
     wire: Arc<Wire>,
     /// In the store, under this name: what it tells is not lost with the supervisor.
     kept: (Store, String),
+    /// NICs that it has refused, and why.
+    refused: BTreeMap<String, String>,
 }
 
 impl Drop for Process {
@@ -136,8 +139,7 @@ impl Process {
         let mut ready = None;
         if let Some(mut process) = standby {
             // NICs may have changed since; one that died meanwhile is of no use.
-            let told =
-                process.lend(shared).and_then(|()| process.tell_nics(shared, Request::Update));
+            let told = process.lend(shared).and_then(|()| process.update_nics(shared));
             let told = told.and_then(|()| process.tell_peers(shared));
             ready = told.is_ok().then_some(process);
         }
@@ -161,7 +163,7 @@ impl Process {
         // It waits for its first request.
         shared.cgroup.enter(child.id());
         let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
-        let mut process = Self { child, wire: Arc::new(wire), kept };
+        let mut process = Self { child, wire: Arc::new(wire), kept, refused: BTreeMap::new() };
         // Whoever wants the network's end reaches it here.
         shared.state().starting = Some(process.wire.clone());
         if let Err(error) = shared.store.keep(&process.kept.1, process.wire.as_fd()) {
@@ -171,8 +173,27 @@ impl Process {
         process.ask(shared, Request::Start(shared.start.clone()), &[])?;
         process.lend(shared)?;
         process.tell_peers(shared)?;
-        process.tell_nics(shared, Request::Add)?;
+        process.add_nics(shared)?;
         Ok(process)
+    }
+
+    /// Adds all NICs. One that cannot be had any more (its device has gone) is missed by its own
+    /// guest, and the others are served.
+    fn add_nics(&mut self, shared: &Shared) -> io::Result<()> {
+        let nics = shared.state().configs();
+        for nic in nics {
+            let name = nic.name.clone();
+            match self.ask(shared, Request::Add(nic), &[]) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    let why = error.to_string();
+                    tracing::error!(nic = name, why, "the network goes on without this NIC");
+                    self.refused.insert(name, why);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Has it speak to who knows all networks on RNICs.
@@ -201,9 +222,9 @@ impl Process {
         self.ask(shared, Request::Peers(vni), &[file.as_fd()])
     }
 
-    fn tell_nics(&mut self, shared: &Shared, request: fn(NicConfig) -> Request) -> io::Result<()> {
-        let nics: Vec<_> = shared.state().nics.values().map(|known| known.config.clone()).collect();
-        nics.into_iter().try_for_each(|nic| self.ask(shared, request(nic), &[]))
+    fn update_nics(&mut self, shared: &Shared) -> io::Result<()> {
+        let nics = shared.state().configs();
+        nics.into_iter().try_for_each(|nic| self.ask(shared, Request::Update(nic), &[]))
     }
 
     /// Waits for the process, or for somebody who wants another to stand by; false: the latter.
@@ -230,14 +251,18 @@ impl Process {
         if shared.state().standby != Standby::Wanted {
             return;
         }
+        let mut standby = Standby::Tried;
         match Self::begin(shared) {
-            Ok(process) => *next = Some(process),
+            Ok(process) => match process.refused.first_key_value() {
+                None => *next = Some(process),
+                Some((nic, why)) => standby = Standby::Refused(format!("NIC {nic}: {why}")),
+            },
             Err(error) => {
                 let network = &shared.start.network;
                 tracing::warn!(network, %error, "no process stands by: the pause is a longer one");
             }
         }
-        shared.state().standby = Standby::Tried;
+        shared.state().standby = standby;
         shared.wake();
     }
 
@@ -358,6 +383,9 @@ impl Process {
             state.starting = None;
             state.pid = Some(self.child.id());
             state.trouble = None;
+            for (name, known) in &mut state.nics {
+                known.refused = self.refused.get(name).cloned();
+            }
         }
         // Who it was to speak to may have died since.
         if shared.branch.as_ref().is_some_and(|branch| branch.is_stale()) {
@@ -470,108 +498,4 @@ impl Pace {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::calls::tests;
-    use super::*;
-    use crate::network_process::TEXT_MAX;
-
-    #[test]
-    fn what_a_process_says_is_a_line_for_people_however_it_says_it() {
-        let (csi, escape) = ("\u{9b}".repeat(50 << 10), "\x1b[2J\n".repeat(4 << 10));
-        let reason = encode(&Report::Answer(1, Answer::Refused(escape.clone()))).unwrap();
-        let name = [&b"{\""[..], csi.as_bytes(), b"\":1}"].concat();
-        let said = |bytes: Vec<u8>| {
-            let understood = understand(Packet { bytes, files: vec![], files_lost: false });
-            match understood.map(|(report, _)| report) {
-                Ok(Report::Answer(_, Answer::Refused(why))) => why,
-                Ok(report) => panic!("{report:?}"),
-                Err(error) => error.to_string(),
-            }
-        };
-        // What is logged as it was said, and what becomes a NIC's error.
-        for why in [said(name), said(reason)] {
-            let trouble = tell(&format!("is not to be trusted: {why}"), true, Duration::ZERO);
-            for text in [why, trouble] {
-                let length = text.chars().count();
-                assert!(length <= TEXT_MAX + 100, "{length} characters");
-                assert!(!text.chars().any(char::is_control), "{text:?}");
-            }
-        }
-        let trouble = tell(&escape, false, Duration::ZERO);
-        assert!(trouble.chars().count() <= TEXT_MAX + 100 && !trouble.contains('\x1b'));
-        assert!(trouble.ends_with("next in 0ns"), "{trouble}");
-    }
-
-    #[test]
-    fn whoever_talks_without_end_waits() {
-        let begin = Instant::now();
-        let mut pace = Pace::new(begin);
-        for _ in 1..PACE {
-            assert_eq!(pace.next(begin, 0), Duration::ZERO);
-        }
-        assert_eq!(pace.next(begin, 0), Duration::from_secs(1));
-        assert_eq!(pace.next(begin + Duration::from_secs(1), 0), Duration::ZERO);
-    }
-
-    /// A VMM that says something harmless over and over has a page begun for every 64 messages.
-    #[test]
-    fn the_service_manager_is_told_seldom_for_long() {
-        let begin = Instant::now();
-        let mut pace = Pace::new(begin);
-        for _ in 0..TURNS_AT_ONCE {
-            assert_eq!(pace.next(begin, 1), Duration::ZERO);
-        }
-        let (mut now, mut told) = (begin, 0);
-        while now < begin + Duration::from_secs(100) {
-            now += pace.next(now, 1);
-            told += 1;
-        }
-        assert!(told <= 100 * (TURNS + 2), "{told}");
-        // Who says little is not held back.
-        for second in 0..60 {
-            let now = now + Duration::from_secs(60 + second);
-            assert_eq!(pace.next(now, 1), Duration::ZERO);
-        }
-    }
-
-    /// One that talks all the time and never answers.
-    #[test]
-    fn who_says_anything_but_the_answer_is_given_up() {
-        let shared = tests::shared();
-        let (near, far) = Wire::pair().unwrap();
-        let far = Wire::new(far);
-        let talks = std::thread::spawn(move || {
-            let begun = encode(&Report::Begun(1)).unwrap();
-            while far.send(&begun, &[]).is_ok() {}
-        });
-        let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let kept = (Store::default(), String::new());
-        let mut process = Process { child, wire: Arc::new(near), kept };
-        let begin = Instant::now();
-        let asked = process.ask(&shared, Request::Run, &[]);
-        assert_eq!(asked.unwrap_err().to_string(), "it does not answer");
-        assert!(begin.elapsed() < START + Duration::from_secs(3), "{:?}", begin.elapsed());
-        // And whoever wants the network's end need not wait for that.
-        shared.state().starting = Some(process.wire.clone());
-        shared.give_up();
-        talks.join().unwrap();
-    }
-
-    #[test]
-    fn descriptors_of_other_kinds_are_no_memory_and_no_signal() {
-        let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-        let (pipe, _) = io::pipe().unwrap();
-        let piece = crate::device::Piece { start: 0, len: 4096, vmm: 0, offset: 0 };
-        for change in [Change::Kick(0), Change::Call(0), Change::Plugged(piece)] {
-            let report = Report::Changed(1, change);
-            let files = |file: &dyn Fn() -> OwnedFd| vec![file()];
-            assert!(check_kinds(&report, &files(&|| null.try_clone().unwrap())).is_err());
-            assert!(check_kinds(&report, &files(&|| pipe.try_clone().unwrap().into())).is_err());
-        }
-        let signal = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let told = |change, file| check_kinds(&Report::Changed(1, change), &[file]);
-        told(Change::Kick(0), signal).unwrap();
-        told(Change::Plugged(piece), memory).unwrap();
-    }
-}
+mod tests;

@@ -38,7 +38,7 @@ use super::record::Record;
 use super::state::{Known, State};
 use crate::network_process::{Answer, Figures, Request, Start};
 use crate::node::{
-    AttachError, Connection, Counters, Ending, NicConfig, NicStatus, Peer, ProcessStatus, Session,
+    AttachError, Connection, Ending, NicConfig, NicStatus, Peer, ProcessStatus, Session,
 };
 use crate::store::Store;
 
@@ -134,8 +134,7 @@ impl Network {
     /// one is started with those that are known.
     fn added(&self, nic: &NicConfig, change: Change) -> Result<(), Undone> {
         let asked = self.shared.carried_out(change)?;
-        let known =
-            Known { config: nic.clone(), before: Counters::default(), now: Counters::default() };
+        let known = Known::of(nic);
         let mut state = self.shared.state();
         if !state.wire.as_ref().is_some_and(|wire| Arc::ptr_eq(wire, &asked)) {
             return Err(Undone::Lost("it died".to_owned()));
@@ -330,7 +329,7 @@ impl Network {
         };
         known.now = status.counters;
         status.counters = known.before.plus(&known.now);
-        if let Some(why) = trouble {
+        if let Some(why) = trouble.or_else(|| known.refused.clone()) {
             status.session = Session::Failed;
             status.error = Some(why);
         }

@@ -22,7 +22,7 @@ use super::child::hang_up;
 use super::estate::Saved;
 use super::ledger::Whose;
 use super::network::Network;
-use super::state::{Legacy, Standby};
+use super::state::{Legacy, Standby, State};
 use crate::eventfd;
 use crate::network_process::{Answer, Numbered, Request, Wire, encode};
 use crate::node::{AttachError, Backing, Guests, NicConfig, Renewed, Session};
@@ -114,7 +114,18 @@ impl Network {
         shared.ready().map_err(trouble)?;
         shared.state().standby = Standby::Wanted;
         eventfd::signal(shared.bell.as_fd());
-        shared.wait_until(READY, |state| state.standby == Standby::Tried || state.wire.is_none());
+        let is_over = |state: &State| state.wire.is_none() || state.standby != Standby::Wanted;
+        shared.wait_until(READY, is_over);
+        // The one that serves them is not ended for one that could not.
+        let refused = match &shared.state().standby {
+            Standby::Refused(why) => Some(why.clone()),
+            _ => None,
+        };
+        if let Some(why) = refused {
+            return Err(trouble(format!(
+                "the next one would be without a NIC that this one has: {why}"
+            )));
+        }
         let begin = Instant::now();
         let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)
             .map_err(|error| AttachError::io("make a file of memory", error.into()))?;

@@ -22,18 +22,31 @@ pub(super) struct Known {
     pub(super) before: Counters,
     /// What the present one has, as of the last look.
     pub(super) now: Counters,
+    /// Why the present one does not have the NIC.
+    pub(super) refused: Option<String>,
+}
+
+impl Known {
+    /// One that nothing is known of yet.
+    pub(super) fn of(config: &NicConfig) -> Self {
+        let (before, now) = (Counters::default(), Counters::default());
+        Self { config: config.clone(), before, now, refused: None }
+    }
 }
 
 /// Whether another process stands by: to start one takes longer than all the rest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) enum Standby {
     /// Nobody wants one.
     #[default]
     No,
     /// The keeper is to start one.
     Wanted,
-    /// It did, or cannot.
+    /// It did, or there was no process to be had: then the next one is not there sooner, and no
+    /// other harm is done.
     Tried,
+    /// It did, and the process does not take all NICs: why.
+    Refused(String),
 }
 
 /// What a process has left for the next one.
@@ -91,6 +104,11 @@ impl State {
         let id = self.number();
         self.pending.insert(id, answer);
         id
+    }
+
+    /// The NICs as they are wanted.
+    pub(super) fn configs(&self) -> Vec<NicConfig> {
+        self.nics.values().map(|known| known.config.clone()).collect()
     }
 
     /// The blocks of QPNs that the network's processes have.

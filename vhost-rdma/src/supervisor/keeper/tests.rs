@@ -1,0 +1,163 @@
+//! What a process says, and one that refuses.
+
+use super::super::calls::tests;
+use super::super::state::Known;
+use super::*;
+use crate::network_process::{Numbered, TEXT_MAX};
+use crate::node::{Backing, Guests, MacAddr, NicConfig, NicLimits, SocketAccess};
+
+fn nic(name: &str, last: u8) -> NicConfig {
+    NicConfig {
+        name: name.to_owned(),
+        network: "net".to_owned(),
+        vni: 1,
+        mac: MacAddr::local([2, 0, 0, 0, 0, last]),
+        addresses: Vec::new(),
+        virtio_id: None,
+        comp_vectors: 1,
+        limits: NicLimits::default(),
+        backing: Backing::Soft,
+        guests: Guests::Vm,
+        socket: format!("/nonexistent/{name}/vhost.sock").into(),
+        access: SocketAccess::default(),
+        configured: false,
+    }
+}
+
+#[test]
+fn what_a_process_says_is_a_line_for_people_however_it_says_it() {
+    let (csi, escape) = ("\u{9b}".repeat(50 << 10), "\x1b[2J\n".repeat(4 << 10));
+    let reason = encode(&Report::Answer(1, Answer::Refused(escape.clone()))).unwrap();
+    let name = [&b"{\""[..], csi.as_bytes(), b"\":1}"].concat();
+    let said = |bytes: Vec<u8>| {
+        let understood = understand(Packet { bytes, files: vec![], files_lost: false });
+        match understood.map(|(report, _)| report) {
+            Ok(Report::Answer(_, Answer::Refused(why))) => why,
+            Ok(report) => panic!("{report:?}"),
+            Err(error) => error.to_string(),
+        }
+    };
+    // What is logged as it was said, and what becomes a NIC's error.
+    for why in [said(name), said(reason)] {
+        let trouble = tell(&format!("is not to be trusted: {why}"), true, Duration::ZERO);
+        for text in [why, trouble] {
+            let length = text.chars().count();
+            assert!(length <= TEXT_MAX + 100, "{length} characters");
+            assert!(!text.chars().any(char::is_control), "{text:?}");
+        }
+    }
+    let trouble = tell(&escape, false, Duration::ZERO);
+    assert!(trouble.chars().count() <= TEXT_MAX + 100 && !trouble.contains('\x1b'));
+    assert!(trouble.ends_with("next in 0ns"), "{trouble}");
+}
+
+#[test]
+fn whoever_talks_without_end_waits() {
+    let begin = Instant::now();
+    let mut pace = Pace::new(begin);
+    for _ in 1..PACE {
+        assert_eq!(pace.next(begin, 0), Duration::ZERO);
+    }
+    assert_eq!(pace.next(begin, 0), Duration::from_secs(1));
+    assert_eq!(pace.next(begin + Duration::from_secs(1), 0), Duration::ZERO);
+}
+
+/// A VMM that says something harmless over and over has a page begun for every 64 messages.
+#[test]
+fn the_service_manager_is_told_seldom_for_long() {
+    let begin = Instant::now();
+    let mut pace = Pace::new(begin);
+    for _ in 0..TURNS_AT_ONCE {
+        assert_eq!(pace.next(begin, 1), Duration::ZERO);
+    }
+    let (mut now, mut told) = (begin, 0);
+    while now < begin + Duration::from_secs(100) {
+        now += pace.next(now, 1);
+        told += 1;
+    }
+    assert!(told <= 100 * (TURNS + 2), "{told}");
+    // Who says little is not held back.
+    for second in 0..60 {
+        let now = now + Duration::from_secs(60 + second);
+        assert_eq!(pace.next(now, 1), Duration::ZERO);
+    }
+}
+
+/// As when the device of one of its NICs has gone.
+#[test]
+fn a_nic_that_cannot_be_had_any_more_takes_no_other_along() {
+    let shared = tests::shared();
+    for (name, last) in [("gone", 1), ("there", 2)] {
+        let nic = nic(name, last);
+        shared.state().nics.insert(name.to_owned(), Known::of(&nic));
+    }
+    let (near, far) = Wire::pair().unwrap();
+    let far = Wire::new(far);
+    let answers = std::thread::spawn(move || {
+        let mut added = Vec::new();
+        while let Ok(Some(packet)) = far.receive() {
+            let Numbered { id, request } = decode(&packet.bytes).unwrap();
+            let answer = match request {
+                Request::Add(nic) if nic.name == "gone" => Answer::Refused("no device".into()),
+                Request::Add(nic) => {
+                    added.push(nic.name);
+                    Answer::Done
+                }
+                other => panic!("{other:?}"),
+            };
+            far.send(&encode(&Report::Answer(id, answer)).unwrap(), &[]).unwrap();
+        }
+        added
+    });
+    let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let kept = (Store::default(), String::new());
+    let refused = BTreeMap::new();
+    let mut process = Process { child, wire: Arc::new(near), kept, refused };
+    process.add_nics(&shared).unwrap();
+    assert_eq!(process.refused.keys().collect::<Vec<_>>(), ["gone"]);
+    assert!(process.refused["gone"].contains("no device"));
+    drop(process);
+    assert_eq!(answers.join().unwrap(), ["there"]);
+}
+
+/// One that talks all the time and never answers.
+#[test]
+fn who_says_anything_but_the_answer_is_given_up() {
+    let shared = tests::shared();
+    let (near, far) = Wire::pair().unwrap();
+    let far = Wire::new(far);
+    let talks = std::thread::spawn(move || {
+        let begun = encode(&Report::Begun(1)).unwrap();
+        while far.send(&begun, &[]).is_ok() {}
+    });
+    let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let kept = (Store::default(), String::new());
+    let refused = BTreeMap::new();
+    let mut process = Process { child, wire: Arc::new(near), kept, refused };
+    let begin = Instant::now();
+    let asked = process.ask(&shared, Request::Run, &[]);
+    assert_eq!(asked.unwrap_err().to_string(), "it does not answer");
+    assert!(begin.elapsed() < START + Duration::from_secs(3), "{:?}", begin.elapsed());
+    // And whoever wants the network's end need not wait for that.
+    shared.state().starting = Some(process.wire.clone());
+    shared.give_up();
+    talks.join().unwrap();
+}
+
+#[test]
+fn descriptors_of_other_kinds_are_no_memory_and_no_signal() {
+    let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    let (pipe, _) = io::pipe().unwrap();
+    let piece = crate::device::Piece { start: 0, len: 4096, vmm: 0, offset: 0 };
+    for change in [Change::Kick(0), Change::Call(0), Change::Plugged(piece)] {
+        let report = Report::Changed(1, change);
+        let files = |file: &dyn Fn() -> OwnedFd| vec![file()];
+        assert!(check_kinds(&report, &files(&|| null.try_clone().unwrap())).is_err());
+        assert!(check_kinds(&report, &files(&|| pipe.try_clone().unwrap().into())).is_err());
+    }
+    let signal = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let told = |change, file| check_kinds(&Report::Changed(1, change), &[file]);
+    told(Change::Kick(0), signal).unwrap();
+    told(Change::Plugged(piece), memory).unwrap();
+}
