@@ -586,6 +586,7 @@ static bool refused(void)
 }
 
 #include "process-private-cases.h"
+#include "process-private-contexts.h"
 
 static const struct {
 	const char *name;
@@ -611,6 +612,7 @@ static const struct {
 	{ "turnover", turnover, false },
 	{ "fork", forks, false },
 	{ "registrars", registrars, false },
+	{ "reopened", reopened, false },
 	{ "hangs", hangs, true },
 	{ "asleep", asleep, true },
 };

@@ -363,8 +363,9 @@ static void vrdma_free_context(struct ibv_context *context)
 {
 	struct vrdma_context *ctx = to_vctx(context);
 
-	vrdma_unmap_pages(ctx);
+	/* A process without a kernel driver has a thread here, which writes to the status page. */
 	verbs_uninit_context(&ctx->vctx);
+	vrdma_unmap_pages(ctx);
 	free(ctx);
 }
 
