@@ -93,3 +93,142 @@ static bool reopened(void)
 			    (ssize_t)(size - before));
 	return true;
 }
+
+/* A message from a QP to itself: both of its doorbells are heard. */
+static bool echo(struct end *alone)
+{
+	struct ibv_send_wr *bad_send, send = { .opcode = IBV_WR_SEND };
+	struct ibv_recv_wr *bad, receive = { .wr_id = 1 };
+	struct ibv_wc wc;
+
+	TRY(!(alone->srq ? ibv_post_srq_recv(alone->srq, &receive, &bad) :
+			   ibv_post_recv(alone->qp, &receive, &bad)));
+	TRY(!ibv_post_send(alone->qp, &send, &bad_send));
+	return done(alone, &wc, IBV_WC_SUCCESS) && done(alone, &wc, IBV_WC_SUCCESS);
+}
+
+static bool echoes(struct ibv_qp *qp, struct ibv_cq *cq, struct ibv_srq *srq)
+{
+	struct end alone = ends[0];
+
+	alone.qp = qp;
+	alone.cq = cq;
+	alone.srq = srq;
+	return connect_qp(&alone, &alone) && echo(&alone);
+}
+
+/* A QP for messages to itself. */
+static struct ibv_qp *make_alone(struct ibv_cq *cq, struct ibv_srq *srq)
+{
+	struct ibv_qp_init_attr how = {
+		.send_cq = cq, .recv_cq = cq, .srq = srq, .cap = { 1, srq ? 0 : 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+	};
+
+	return ibv_create_qp(ends[0].pd, &how);
+}
+
+/* ---- Doorbell pages -------------------------------------------------------------------------- */
+
+/* Of a page's 960 slots a QP has two: six pages, more than a context gets in reserve. */
+enum { MAKERS = 4, EACH = 650, SRQS = 1200 };
+
+struct maker {
+	struct ibv_cq *cq;
+	struct ibv_qp *qps[EACH];
+	int error;
+};
+
+static pthread_barrier_t makers_ready;
+
+static void *make_qps(void *arg)
+{
+	struct maker *own = arg;
+	int i;
+
+	pthread_barrier_wait(&makers_ready);
+	for (i = 0; i < EACH; i++) {
+		own->qps[i] = make_alone(own->cq, NULL);
+		if (!own->qps[i]) {
+			own->error = errno;
+			return NULL;
+		}
+	}
+	return NULL;
+}
+
+static bool all_speak(struct maker *of)
+{
+	int i, n;
+
+	for (n = 0; n < MAKERS; n++) {
+		for (i = 0; i < EACH; i++) {
+			if (!of[n].qps[i])
+				return fail("QP %d: errno %d", n * EACH + i, of[n].error);
+			/* All would take their time: those of every page are among these. */
+			if (i % 13 == 0 || i == EACH - 1)
+				MUST(echoes(of[n].qps[i], of[n].cq, NULL));
+		}
+	}
+	return true;
+}
+
+/* Threads that need doorbell pages at the same time. */
+static bool many_queues(void)
+{
+	static struct maker of[MAKERS];
+	pthread_t threads[MAKERS];
+	bool ok;
+	int i, n;
+
+	memset(of, 0, sizeof(of));
+	TRY(!pthread_barrier_init(&makers_ready, NULL, MAKERS));
+	for (n = 0; n < MAKERS; n++)
+		TRY((of[n].cq = ibv_create_cq(ends[0].ctx, 8, NULL, NULL, 0)));
+	for (n = 0; n < MAKERS; n++)
+		TRY(!pthread_create(&threads[n], NULL, make_qps, &of[n]));
+	for (n = 0; n < MAKERS; n++)
+		pthread_join(threads[n], NULL);
+	ok = all_speak(of);
+	for (n = 0; n < MAKERS; n++) {
+		for (i = 0; i < EACH && of[n].qps[i]; i++)
+			TRY(!ibv_destroy_qp(of[n].qps[i]));
+		TRY(!ibv_destroy_cq(of[n].cq));
+	}
+	pthread_barrier_destroy(&makers_ready);
+	return ok;
+}
+
+static bool is_heard(struct ibv_srq *srq)
+{
+	struct ibv_cq *cq = ibv_create_cq(ends[0].ctx, 4, NULL, NULL, 0);
+	struct ibv_qp *qp = cq ? make_alone(cq, srq) : NULL;
+	bool ok;
+
+	TRY(qp);
+	ok = echoes(qp, cq, srq);
+	TRY(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq));
+	return ok;
+}
+
+static bool many_srqs(void)
+{
+	struct ibv_srq_init_attr how = { .attr = { .max_wr = 1, .max_sge = 1 } };
+	static struct ibv_srq *srqs[SRQS];
+	bool ok = true;
+	int i, made;
+
+	for (made = 0; made < SRQS; made++) {
+		srqs[made] = ibv_create_srq(ends[0].pd, &how);
+		if (!srqs[made]) {
+			ok = fail("SRQ %d: errno %d", made, errno);
+			break;
+		}
+	}
+	for (i = 0; ok && i < made; i += 109)
+		ok = is_heard(srqs[i]);
+	ok = ok && is_heard(srqs[made - 1]);
+	for (i = 0; i < made; i++)
+		TRY(!ibv_destroy_srq(srqs[i]));
+	return ok;
+}

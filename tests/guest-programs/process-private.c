@@ -613,6 +613,8 @@ static const struct {
 	{ "fork", forks, false },
 	{ "registrars", registrars, false },
 	{ "reopened", reopened, false },
+	{ "many-queues", many_queues, false },
+	{ "many-srqs", many_srqs, false },
 	{ "hangs", hangs, true },
 	{ "asleep", asleep, true },
 };

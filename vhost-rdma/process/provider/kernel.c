@@ -40,13 +40,19 @@ static int ring(struct ibv_context *context, uint64_t addr, size_t len,
 
 /* ---- Contexts, pages ------------------------------------------------------------------------- */
 
-static struct vrdma_db *db_page(struct vrdma_session *session, uint32_t number)
+static uint8_t *db_page(struct vrdma_session *session, uint32_t number)
 {
-	struct vrdma_db *db;
+	const struct vrdma_db *db;
+	uint8_t *page;
 
+	if (!session)
+		return NULL;
+	pthread_mutex_lock(&session->tables);
 	for (db = session->doorbells; db && db->number != number; db = db->next)
 		;
-	return db;
+	page = db ? db->page : NULL;
+	pthread_mutex_unlock(&session->tables);
+	return page;
 }
 
 static int add_db_page(struct vrdma_session *session, struct ibv_context *context, int first)
@@ -75,24 +81,40 @@ static int add_db_page(struct vrdma_session *session, struct ibv_context *contex
 		return ret;
 	}
 	db->number = first ? 0 : le32toh(resp[0]);
+	pthread_mutex_lock(&session->tables);
 	db->next = session->doorbells;
 	session->doorbells = db;
+	pthread_mutex_unlock(&session->tables);
 	return 0;
+}
+
+/*
+ * Makes an object that has doorbells: the device gives them, and where it has no slot left another
+ * page helps (5.4). A page that is refused may be so because another thread's has just come.
+ */
+static int make_with_doorbells(struct ibv_context *context, uint16_t opcode, struct vrdma_made how,
+			       const void *req, size_t req_len, void *made, size_t made_len)
+{
+	struct vrdma_session *session = vrdma_session_of(context);
+	int ret = vrdma_command_making(context, opcode, how, req, req_len, made, made_len);
+
+	if (ret != ENOMEM || !session)
+		return ret;
+	(void)add_db_page(session, context, 0);
+	return vrdma_command_making(context, opcode, how, req, req_len, made, made_len);
 }
 
 /* The guest's provider asks for a mapping of the page; it is the page itself. */
 static uint64_t db_mmap(struct ibv_context *context, uint32_t doorbell)
 {
-	struct vrdma_db *db = db_page(vrdma_session_of(context),
-				      doorbell >> VIRTIO_RDMA_DB_PAGE_SHIFT);
+	uint8_t *page = db_page(vrdma_session_of(context), doorbell >> VIRTIO_RDMA_DB_PAGE_SHIFT);
 	uint32_t slot = doorbell & ((1u << VIRTIO_RDMA_DB_PAGE_SHIFT) - 1);
 
-	if (doorbell == VIRTIO_RDMA_DB_NONE || !db || slot >= VIRTIO_RDMA_DB_SLOTS)
+	if (doorbell == VIRTIO_RDMA_DB_NONE || !page || slot >= VIRTIO_RDMA_DB_SLOTS)
 		return 0;
 	/* The slot may have served another queue. */
-	__atomic_store_n((uint32_t *)((uint8_t *)db->page + VIRTIO_RDMA_DB_INDEX) + slot, 0,
-			 __ATOMIC_RELEASE);
-	return (uintptr_t)db->page;
+	__atomic_store_n((uint32_t *)(page + VIRTIO_RDMA_DB_INDEX) + slot, 0, __ATOMIC_RELEASE);
+	return (uintptr_t)page;
 }
 
 void *vrdma_local_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t offset)
@@ -437,8 +459,8 @@ int vrdma_local_create_srq(struct ibv_pd *pd, struct ibv_srq *srq, struct ibv_sr
 		       &req.ring);
 
 	if (!ret)
-		ret = vrdma_command_making(pd->context, VIRTIO_RDMA_CMD_SRQ_CREATE, how, &req,
-					   sizeof(req), &made, sizeof(made));
+		ret = make_with_doorbells(pd->context, VIRTIO_RDMA_CMD_SRQ_CREATE, how, &req,
+					  sizeof(req), &made, sizeof(made));
 	if (ret)
 		return ret;
 	srq->handle = le32toh(made.srqn);

@@ -83,21 +83,6 @@ static void qp_begin(struct ibv_context *context, struct verbs_qp *vqp,
 	pthread_cond_init(&qp->cond, NULL);
 }
 
-/* Doorbells are taken by the device; where there is no slot left, another page helps (5.4). */
-static int qp_make(struct ibv_context *context, struct vrdma_made how,
-		   const struct virtio_rdma_qp_create_req *req,
-		   struct virtio_rdma_qp_create_resp *made)
-{
-	struct vrdma_session *session = vrdma_session_of(context);
-	int ret = vrdma_command_making(context, VIRTIO_RDMA_CMD_QP_CREATE, how, req, sizeof(*req),
-				       made, sizeof(*made));
-
-	if (ret != ENOMEM || !session || add_db_page(session, context, 0))
-		return ret;
-	return vrdma_command_making(context, VIRTIO_RDMA_CMD_QP_CREATE, how, req, sizeof(*req),
-				    made, sizeof(*made));
-}
-
 int vrdma_local_create_qp_ex(struct ibv_context *context, struct verbs_qp *vqp,
 			     struct ibv_qp_init_attr_ex *attr, struct ibv_create_qp *cmd,
 			     size_t cmd_size, struct ib_uverbs_create_qp_resp *resp,
@@ -118,7 +103,8 @@ int vrdma_local_create_qp_ex(struct ibv_context *context, struct verbs_qp *vqp,
 		ret = ring(context, drv->rq_buf, ring_len(drv->rq_entries, drv->rq_log2_stride, 0),
 			   &req.rq);
 	if (!ret)
-		ret = qp_make(context, how, &req, &made);
+		ret = make_with_doorbells(context, VIRTIO_RDMA_CMD_QP_CREATE, how, &req,
+					  sizeof(req), &made, sizeof(made));
 	if (ret)
 		return ret;
 	qp_begin(context, vqp, attr);

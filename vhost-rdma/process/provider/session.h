@@ -92,7 +92,6 @@ struct vrdma_session {
 		struct vrdma_db *next;
 		void *page;
 		uint32_t number;
-		uint32_t free;		/* slots that no queue has */
 	} *doorbells;
 	void *status_map;
 	pthread_t watcher;
