@@ -6,7 +6,7 @@
 
 /* ---- Contexts come and go -------------------------------------------------------------------- */
 
-enum { OPENINGS = 1000, SHORT = 200, PAGES = 64, PAGE_SIZE = 4096 };
+enum { OPENINGS = 600, SHORT = 200, PAGES = 64, PAGE_SIZE = 4096 };
 
 static volatile bool over;
 
@@ -126,6 +126,58 @@ static struct ibv_qp *make_alone(struct ibv_cq *cq, struct ibv_srq *srq)
 	};
 
 	return ibv_create_qp(ends[0].pd, &how);
+}
+
+/* The device looks at doorbells for as long as somebody rings. */
+static void *ring_on(void *arg)
+{
+	struct end *alone = arg;
+
+	while (!over && echo(alone))
+		;
+	return over ? NULL : arg;
+}
+
+/* What a context had is not written to any more when another has it. */
+static bool is_left_alone(void)
+{
+	struct ibv_alloc_dm_attr how = { .length = PAGE_SIZE };
+	static uint8_t full[PAGE_SIZE], found[PAGE_SIZE];
+	struct ibv_context *ctx;
+	struct ibv_dm *dm;
+	int i;
+
+	memset(full, 0xff, sizeof(full));
+	for (i = 0; i < SHORT; i++) {
+		TRY((ctx = ibv_open_device(ends[0].ctx->device)));
+		TRY(!ibv_close_device(ctx));
+		TRY((dm = ibv_alloc_dm(ends[1].ctx, &how)));
+		TRY(!ibv_memcpy_to_dm(dm, 0, full, sizeof(full)));
+		usleep(200);
+		TRY(!ibv_memcpy_from_dm(found, dm, 0, sizeof(found)));
+		TRY(!memcmp(found, full, sizeof(full)));
+		TRY(!ibv_free_dm(dm));
+	}
+	return true;
+}
+
+static bool pages_of_others(void)
+{
+	struct end alone = ends[0];
+	void *failed = NULL;
+	pthread_t other;
+	bool ok;
+
+	TRY((alone.cq = ibv_create_cq(alone.ctx, 4, NULL, NULL, 0)));
+	TRY((alone.qp = make_alone(alone.cq, NULL)));
+	MUST(connect_qp(&alone, &alone));
+	over = false;
+	TRY(!pthread_create(&other, NULL, ring_on, &alone));
+	ok = is_left_alone();
+	over = true;
+	pthread_join(other, &failed);
+	TRY(!ibv_destroy_qp(alone.qp) && !ibv_destroy_cq(alone.cq));
+	return ok && !failed;
 }
 
 /* ---- Doorbell pages -------------------------------------------------------------------------- */

@@ -613,6 +613,7 @@ static const struct {
 	{ "fork", forks, false },
 	{ "registrars", registrars, false },
 	{ "reopened", reopened, false },
+	{ "pages-of-others", pages_of_others, false },
 	{ "many-queues", many_queues, false },
 	{ "many-srqs", many_srqs, false },
 	{ "hangs", hangs, true },

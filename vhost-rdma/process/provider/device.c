@@ -177,6 +177,8 @@ void vrdma_local_uninit_context(struct verbs_context *vctx)
 
 	if (session)
 		vrdma_session_close(session);
+	/* Doorbell pages were the session's to unmap. A child of fork() has not got them. */
+	container_of(vctx, struct vrdma_context, vctx)->num_db_pages = 0;
 	verbs_uninit_context(vctx);
 }
 

@@ -40,52 +40,89 @@ static int ring(struct ibv_context *context, uint64_t addr, size_t len,
 
 /* ---- Contexts, pages ------------------------------------------------------------------------- */
 
+/*
+ * The device looks at doorbell pages, and writes to them, until it has seen to a session's end:
+ * later than the session ends here. So they are of a file of the session's own, and no page of it
+ * ever serves anything else.
+ */
+static int make_doorbells(struct vrdma_session *session)
+{
+	int fd = vrdma_sealed_file(VRDMA_DB_LEN), ret;
+	void *base;
+
+	if (fd < 0)
+		return ENOMEM;
+	base = mmap(NULL, VRDMA_DB_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ret = base == MAP_FAILED ? ENOMEM : 0;
+	if (!ret) {
+		madvise(base, VRDMA_DB_LEN, MADV_DONTFORK);
+		ret = vrdma_memory_add(session, base, VRDMA_DB_LEN, fd);
+		if (ret)
+			munmap(base, VRDMA_DB_LEN);
+	}
+	close(fd);
+	if (!ret)
+		session->doorbells = base;
+	return ret;
+}
+
 static uint8_t *db_page(struct vrdma_session *session, uint32_t number)
 {
-	const struct vrdma_db *db;
 	uint8_t *page;
 
-	if (!session)
+	if (!session || number >= VRDMA_DB_PAGES)
 		return NULL;
 	pthread_mutex_lock(&session->tables);
-	for (db = session->doorbells; db && db->number != number; db = db->next)
-		;
-	page = db ? db->page : NULL;
+	page = session->db_pages[number];
 	pthread_mutex_unlock(&session->tables);
 	return page;
 }
 
-static int add_db_page(struct vrdma_session *session, struct ibv_context *context, int first)
+/* A page that the device has not got yet. One that it refused is the next one's. */
+static uint8_t *db_take(struct vrdma_session *session)
 {
-	struct vrdma_db *db = calloc(1, sizeof(*db));
+	uint8_t *page = NULL;
+	uint32_t i;
+
+	pthread_mutex_lock(&session->tables);
+	for (i = 0; i < VRDMA_DB_PAGES && session->db_taken[i]; i++)
+		;
+	if (i < VRDMA_DB_PAGES) {
+		session->db_taken[i] = 1;
+		page = session->doorbells + i * VRDMA_DB_PAGE;
+	}
+	pthread_mutex_unlock(&session->tables);
+	return page;
+}
+
+/* `number` is the device's, or VRDMA_DB_PAGES: it has none for it. */
+static void db_put(struct vrdma_session *session, uint8_t *page, uint32_t number)
+{
+	pthread_mutex_lock(&session->tables);
+	if (number < VRDMA_DB_PAGES)
+		session->db_pages[number] = page;
+	else
+		session->db_taken[(size_t)(page - session->doorbells) / VRDMA_DB_PAGE] = 0;
+	pthread_mutex_unlock(&session->tables);
+}
+
+static int add_db_page(struct vrdma_session *session, struct ibv_context *context, uint16_t opcode)
+{
+	uint8_t *page = db_take(session);
+	__le64 addr = htole64((uintptr_t)page);
+	uint32_t number = 0;
 	__le32 resp[2];
-	__le64 addr;
 	int ret;
 
-	if (!db)
+	if (!page)
 		return ENOMEM;
-	db->page = vrdma_pages_alloc(4096);
-	if (!db->page) {
-		free(db);
-		return ENOMEM;
-	}
-	ret = vrdma_share(session, db->page, 4096);
-	addr = htole64((uintptr_t)db->page);
-	if (!ret)
-		ret = vrdma_command(context, first ? VIRTIO_RDMA_CMD_CONTEXT_CREATE :
-				    VIRTIO_RDMA_CMD_DB_PAGE_ADD, &addr, sizeof(addr), resp,
-				    sizeof(resp));
-	if (ret) {
-		vrdma_pages_free(db->page, 4096);
-		free(db);
-		return ret;
-	}
-	db->number = first ? 0 : le32toh(resp[0]);
-	pthread_mutex_lock(&session->tables);
-	db->next = session->doorbells;
-	session->doorbells = db;
-	pthread_mutex_unlock(&session->tables);
-	return 0;
+	ret = vrdma_command(context, opcode, &addr, sizeof(addr), resp, sizeof(resp));
+	if (ret)
+		number = VRDMA_DB_PAGES;
+	else if (opcode == VIRTIO_RDMA_CMD_DB_PAGE_ADD)
+		number = le32toh(resp[0]);
+	db_put(session, page, number);
+	return ret;
 }
 
 /*
@@ -100,7 +137,7 @@ static int make_with_doorbells(struct ibv_context *context, uint16_t opcode, str
 
 	if (ret != ENOMEM || !session)
 		return ret;
-	(void)add_db_page(session, context, 0);
+	(void)add_db_page(session, context, VIRTIO_RDMA_CMD_DB_PAGE_ADD);
 	return vrdma_command_making(context, opcode, how, req, req_len, made, made_len);
 }
 
@@ -165,14 +202,16 @@ int vrdma_local_get_context(struct verbs_context *vctx, struct ibv_get_context *
 		return EIO;
 	ret = vrdma_command(context, VIRTIO_RDMA_CMD_QUERY_DEVICE, NULL, 0, &attr, sizeof(attr));
 	if (!ret)
-		ret = add_db_page(session, context, 1);
+		ret = make_doorbells(session);
+	if (!ret)
+		ret = add_db_page(session, context, VIRTIO_RDMA_CMD_CONTEXT_CREATE);
 	if (ret)
 		return ret;
 	session->attr = attr;
 	limits(drv, &attr);
 	drv->alive = session->alive;
 	drv->status_mmap = STATUS_MMAP;
-	drv->db_mmap = (uintptr_t)session->doorbells->page;
+	drv->db_mmap = (uintptr_t)session->db_pages[0];
 	context->num_comp_vectors = (int)session->comp_vectors;
 	context->async_fd = session->events.take;
 	return 0;

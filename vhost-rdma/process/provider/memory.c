@@ -2,9 +2,10 @@
 /*
  * Memory that the device can reach: files that cannot shrink, which both sides map.
  *
- * Rings and doorbell pages come from pieces of our own. Memory of the program is reached as it is
- * where it lies in the shared heap (process/heap), which tells where it is; all other has a shadow
- * (private.h). Nothing of either goes to a child of fork(): the heap sees to its own.
+ * Rings come from pieces of our own, which all sessions share; doorbell pages are a session's alone
+ * (kernel.c). Memory of the program is reached as it is where it lies in the shared heap
+ * (process/heap), which tells where it is; all other has a shadow (private.h). Nothing of either
+ * goes to a child of fork(): the heap sees to its own.
  *
  * What is given counts as if all of it were used: the device may touch it. The heap is far larger
  * than most programs need, and grows from its beginning, so it is given in parts, each as large as

@@ -331,12 +331,8 @@ void vrdma_session_close(struct vrdma_session *session)
 		free(piece);
 	}
 	vrdma_dm_end(session->context);
-	while (session->doorbells) {
-		struct vrdma_db *db = session->doorbells;
-
-		session->doorbells = db->next;
-		free(db);
-	}
+	if (session->doorbells)
+		munmap(session->doorbells, VRDMA_DB_LEN);
 	free(session);
 }
 

@@ -71,6 +71,11 @@ struct vrdma_piece {
 	size_t len;
 };
 
+/* A context gets no more of the device. */
+#define VRDMA_DB_PAGES 256u
+#define VRDMA_DB_PAGE ((size_t)4096)
+#define VRDMA_DB_LEN (VRDMA_DB_PAGES * VRDMA_DB_PAGE)
+
 struct vrdma_session {
 	struct vrdma_session *next;
 	struct ibv_context *context;
@@ -88,11 +93,9 @@ struct vrdma_session {
 	struct vrdma_channel *channels;
 	struct vrdma_sleeper *sleepers;
 	struct vrdma_piece *pieces;	/* memory that the device reaches */
-	struct vrdma_db {
-		struct vrdma_db *next;
-		void *page;
-		uint32_t number;
-	} *doorbells;
+	uint8_t *doorbells;		/* pages of a file of its own, from its beginning on */
+	uint8_t db_taken[VRDMA_DB_PAGES];
+	uint8_t *db_pages[VRDMA_DB_PAGES];	/* by the device's numbers */
 	void *status_map;
 	pthread_t watcher;
 	int watched;
