@@ -284,3 +284,92 @@ static bool many_srqs(void)
 		TRY(!ibv_destroy_srq(srqs[i]));
 	return ok;
 }
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+/* The device of this name has the address of an end, whoever opens it. */
+static bool is_of(struct ibv_device **list, const char *name, const struct end *end)
+{
+	struct ibv_context *ctx;
+	union ibv_gid gid;
+	int same;
+
+	for (; *list && strcmp(ibv_get_device_name(*list), name); list++)
+		;
+	if (!*list)
+		return fail("there is no %s", name);
+	TRY(ibv_get_device_guid(*list) == ibv_get_device_guid(end->ctx->device));
+	TRY((ctx = ibv_open_device(*list)));
+	same = !ibv_query_gid(ctx, 1, 0, &gid) && !memcmp(&gid, &end->gid, sizeof(gid));
+	TRY(!ibv_close_device(ctx));
+	return same ? true : fail("%s is another device", name);
+}
+
+/* Which of the ends' devices are there, and no other. */
+static bool listed(const char *paths, bool first, bool second)
+{
+	bool there[2] = { first, second };
+	struct ibv_device **list;
+	int i, count = 0, found;
+	bool ok = true;
+
+	TRY(!setenv("VHOST_RDMA_DEVICES", paths, 1));
+	TRY((list = ibv_get_device_list(&found)));
+	for (i = 0; ok && i < 2; i++) {
+		if (!there[i])
+			continue;
+		ok = is_of(list, ibv_get_device_name(ends[i].ctx->device), &ends[i]);
+		count++;
+	}
+	ibv_free_device_list(list);
+	TRY(!ok || found == count);
+	return ok;
+}
+
+/* A path where another socket is than before: another device. */
+static bool other_socket(const char *first, const char *second)
+{
+	const char *path = "/tmp/process-private.sock";
+	struct ibv_device **before, **after;
+	struct ibv_context *ctx;
+	char name[64];
+
+	(void)unlink(path);
+	TRY(!setenv("VHOST_RDMA_DEVICES", path, 1) && !symlink(first, path));
+	TRY((before = ibv_get_device_list(NULL)) && before[0] && !before[1]);
+	MUST(is_of(before, ibv_get_device_name(before[0]), &ends[0]));
+	snprintf(name, sizeof(name), "%s", ibv_get_device_name(before[0]));
+	TRY(!unlink(path) && !symlink(second, path));
+	/* Whoever still has the old one does not get the other by it. */
+	ctx = ibv_open_device(before[0]);
+	if (ctx)
+		ibv_close_device(ctx);
+	TRY(!ctx);
+	TRY((after = ibv_get_device_list(NULL)) && after[0] && !after[1]);
+	TRY(strcmp(ibv_get_device_name(after[0]), name));
+	MUST(is_of(after, ibv_get_device_name(after[0]), &ends[1]));
+	TRY(!unlink(path));
+	ibv_free_device_list(before);
+	ibv_free_device_list(after);
+	return true;
+}
+
+/* NICs come and go between two listings: a device stays what it is, and no name is another's. */
+static bool names(void)
+{
+	char *all = strdup(getenv("VHOST_RDMA_DEVICES") ? : ""), *second, *both, *gap;
+	bool ok;
+
+	TRY(all && (second = strchr(all, ':')) && !strchr(second + 1, ':'));
+	*second++ = 0;
+	TRY(asprintf(&both, "%s:%s", all, second) > 0);
+	TRY(asprintf(&gap, "%s:/nowhere:%s", second, all) > 0);
+	ok = listed(both, true, true) && listed(second, false, true) &&
+	     listed(both, true, true) && listed(all, true, false) && listed(gap, true, true) &&
+	     other_socket(all, second) && listed(both, true, true);
+	setenv("VHOST_RDMA_DEVICES", both, 1);
+	free(gap);
+	free(both);
+	free(all);
+	return ok;
+}

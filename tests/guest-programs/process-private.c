@@ -616,6 +616,7 @@ static const struct {
 	{ "pages-of-others", pages_of_others, false },
 	{ "many-queues", many_queues, false },
 	{ "many-srqs", many_srqs, false },
+	{ "names", names, false },
 	{ "hangs", hangs, true },
 	{ "asleep", asleep, true },
 };

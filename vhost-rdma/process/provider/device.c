@@ -39,6 +39,7 @@ void vrdma_kick_of_guest(struct vrdma_context *ctx);
 struct local_device {
 	struct verbs_device device;
 	char path[IBV_SYSFS_PATH_MAX];
+	uint64_t guid;
 };
 
 void vrdma_kick_ioctl(struct vrdma_context *ctx)
@@ -192,6 +193,27 @@ static void open_failed(struct vrdma_context *ctx, struct vrdma_session *session
 	errno = ret;
 }
 
+/* The GUID is the MAC address's (RFC 4291, appendix A), as the device itself says. */
+static uint64_t guid_of(const struct vrdma_session *session)
+{
+	const uint8_t *m = session->mac;
+	const uint8_t bytes[8] = { m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5] };
+	uint64_t guid = 0;
+	int i;
+
+	for (i = 0; i < 8; i++)
+		guid = guid << 8 | bytes[i];
+	return guid;
+}
+
+/* A session without a context, which would have closed what this does. */
+static void discard(struct vrdma_session *session)
+{
+	close(session->status);
+	close(session->events.take);
+	vrdma_session_close(session);
+}
+
 static struct verbs_context *open_socket(struct ibv_device *device, int cmd_fd, void *private_data)
 {
 	struct local_device *local = container_of(device, struct local_device, device.device);
@@ -209,6 +231,12 @@ static struct verbs_context *open_socket(struct ibv_device *device, int cmd_fd, 
 	ret = session ? vrdma_session_open(session, local->path) : ENOMEM;
 	if (ret) {
 		open_failed(ctx, session, ret);
+		return NULL;
+	}
+	/* The path may be another NIC's by now. */
+	if (guid_of(session) != local->guid) {
+		discard(session);
+		open_failed(ctx, NULL, ENODEV);
 		return NULL;
 	}
 	vrdma_session_enlist(session, &ctx->vctx.context);
@@ -243,6 +271,7 @@ static struct verbs_device *alloc_device(struct verbs_sysfs_dev *found)
 	if (!local)
 		return NULL;
 	snprintf(local->path, sizeof(local->path), "%s", found->ibdev_path);
+	local->guid = found->node_guid;
 	return &local->device;
 }
 
@@ -251,13 +280,10 @@ static void uninit_device(struct verbs_device *device)
 	free(container_of(device, struct local_device, device));
 }
 
-/* The GUID is the MAC address's (RFC 4291, appendix A), as the device itself says. */
-static int look(const char *path, struct verbs_sysfs_dev *found)
+static int look(const char *path, uint64_t *guid)
 {
 	struct vrdma_session *session = calloc(1, sizeof(*session));
-	const uint8_t *mac;
-	int ret, i;
-	uint8_t guid[8];
+	int ret;
 
 	if (!session)
 		return ENOMEM;
@@ -266,39 +292,124 @@ static int look(const char *path, struct verbs_sysfs_dev *found)
 		free(session);
 		return ret;
 	}
-	mac = session->mac;
-	memcpy(guid, (uint8_t[]){ mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5] },
-	       8);
-	for (i = 0; i < 8; i++)
-		found->node_guid = found->node_guid << 8 | guid[i];
-	close(session->status);
-	close(session->events.take);
-	vrdma_session_close(session);
+	*guid = guid_of(session);
+	discard(session);
 	return 0;
 }
 
-static void add(struct list_head *list, const char *path, int number)
+/*
+ * A socket that was named, and its number. libibverbs takes two devices with the same number for
+ * the same one, whenever it was listed: so a number is never another socket's, and one that is
+ * listed again has the number that it had.
+ */
+struct named {
+	struct named *next;
+	char path[IBV_SYSFS_PATH_MAX];
+	dev_t dev;
+	ino_t ino;
+	uint64_t guid;
+	int number;
+	bool given;	/* a device had the number; before that, whoever comes to the path has it */
+	bool listed;	/* in the listing under way, or the last */
+};
+
+/* Of those that are not listed any more, so many are remembered, at most. */
+#define REMEMBERED 256
+
+/* In order of their numbers. libibverbs lists devices in one thread at a time. */
+static struct named *all_named;
+static int next_number;
+
+/* File systems give the number of a file that is gone to another: the NIC is compared as well. */
+static bool is_same(const struct named *named, const struct stat *st, const uint64_t *guid)
+{
+	return named->dev == st->st_dev && named->ino == st->st_ino &&
+	       (!guid || named->guid == *guid);
+}
+
+/* `guid` is NULL where nobody is there. */
+static struct named *name(const char *path, const uint64_t *guid)
+{
+	struct named **at, *named;
+	struct stat st = {};
+
+	(void)stat(path, &st);
+	for (at = &all_named; (named = *at); at = &named->next) {
+		/* One that is named twice is two devices. */
+		if (!named->listed && !strcmp(named->path, path) &&
+		    (!named->given || is_same(named, &st, guid)))
+			break;
+	}
+	if (!named) {
+		named = calloc(1, sizeof(*named));
+		if (!named)
+			return NULL;
+		snprintf(named->path, sizeof(named->path), "%s", path);
+		named->number = next_number++;
+		*at = named;
+	}
+	named->dev = st.st_dev;
+	named->ino = st.st_ino;
+	if (guid) {
+		named->guid = *guid;
+		named->given = true;
+	}
+	named->listed = true;
+	return named;
+}
+
+static void forget_names(void)
+{
+	struct named **at = &all_named, *named;
+	int many = -REMEMBERED;
+
+	for (named = all_named; named; named = named->next)
+		many += !named->listed;
+	while (many > 0 && (named = *at)) {
+		if (named->listed) {
+			at = &named->next;
+			continue;
+		}
+		*at = named->next;
+		free(named);
+		many--;
+	}
+}
+
+static void begin_names(void)
+{
+	struct named *named;
+
+	for (named = all_named; named; named = named->next)
+		named->listed = false;
+}
+
+static void add(struct list_head *list, const char *path)
 {
 	struct verbs_sysfs_dev *found = calloc(1, sizeof(*found));
+	const struct named *named;
+	bool there;
 
 	if (!found)
 		return;
-	found->flags = VSYSFS_LOCAL | VSYSFS_READ_NODE_GUID;
-	found->driver_id = LOCAL_DRIVER_ID;
-	found->node_type = IBV_NODE_CA;
-	found->ibdev_idx = FIRST_INDEX + number;
-	found->num_ports = 1;
-	found->abi_ver = VIRTIO_RDMA_UVERBS_ABI_VERSION;
-	snprintf(found->ibdev_path, sizeof(found->ibdev_path), "%s", path);
-	snprintf(found->ibdev_name, sizeof(found->ibdev_name), "vhost_rdma%d", number);
-	snprintf(found->sysfs_name, sizeof(found->sysfs_name), "vhost_rdma%d", number);
-	if (look(path, found)) {
-		if (getenv("IBV_SHOW_WARNINGS"))
-			fprintf(stderr, "libibverbs: Warning: %s is no socket of vhost-rdma, "
-					"or nobody is there\n", path);
+	there = !look(path, &found->node_guid);
+	named = name(path, there ? &found->node_guid : NULL);
+	if (!there && getenv("IBV_SHOW_WARNINGS"))
+		fprintf(stderr, "libibverbs: Warning: %s is no socket of vhost-rdma, "
+				"or nobody is there\n", path);
+	if (!there || !named) {
 		free(found);
 		return;
 	}
+	found->flags = VSYSFS_LOCAL | VSYSFS_READ_NODE_GUID;
+	found->driver_id = LOCAL_DRIVER_ID;
+	found->node_type = IBV_NODE_CA;
+	found->ibdev_idx = FIRST_INDEX + named->number;
+	found->num_ports = 1;
+	found->abi_ver = VIRTIO_RDMA_UVERBS_ABI_VERSION;
+	snprintf(found->ibdev_path, sizeof(found->ibdev_path), "%s", path);
+	snprintf(found->ibdev_name, sizeof(found->ibdev_name), "vhost_rdma%d", named->number);
+	snprintf(found->sysfs_name, sizeof(found->sysfs_name), "vhost_rdma%d", named->number);
 	list_add_tail(list, &found->entry);
 }
 
@@ -317,28 +428,42 @@ static void path_of(const char *entry, char *path, size_t size)
 		snprintf(path, size, DIRECTORY "/%s/process.sock", entry);
 }
 
-static int find_devices(struct list_head *list)
+static void find_named(struct list_head *list, const char *paths)
 {
-	const char *named = getenv("VHOST_RDMA_DEVICES");
-	struct dirent **entries;
-	char path[512], *all, *rest, *one;
-	int count, i, number = 0;
+	char *all, *rest, *one;
 
-	if (named && *named) {
-		rest = all = strdup(named);
-		while (all && (one = strsep(&rest, ":")))
-			add(list, one, number++);
-		free(all);
-		return 0;
-	}
+	rest = all = strdup(paths);
+	while (all && (one = strsep(&rest, ":")))
+		add(list, one);
+	free(all);
+}
+
+static void find_in_directory(struct list_head *list)
+{
+	struct dirent **entries;
+	char path[512];
+	int count, i;
+
 	count = scandir(DIRECTORY, &entries, is_socket, alphasort);
 	for (i = 0; i < count; i++) {
 		path_of(entries[i]->d_name, path, sizeof(path));
-		add(list, path, number++);
+		add(list, path);
 		free(entries[i]);
 	}
 	if (count >= 0)
 		free(entries);
+}
+
+static int find_devices(struct list_head *list)
+{
+	const char *named = getenv("VHOST_RDMA_DEVICES");
+
+	begin_names();
+	if (named && *named)
+		find_named(list, named);
+	else
+		find_in_directory(list);
+	forget_names();
 	return 0;
 }
 
