@@ -94,6 +94,63 @@ static bool reopened(void)
 	return true;
 }
 
+static void *list_on(void *unused)
+{
+	while (!over)
+		ibv_free_device_list(ibv_get_device_list(NULL));
+	return unused;
+}
+
+static void *open_on(void *unused)
+{
+	while (!over)
+		if (!open_and_close(1))
+			return ends;
+	return unused;
+}
+
+/* Sockets of daemons, which have names; those between threads have none. */
+static int connections(void)
+{
+	struct sockaddr_un peer;
+	int fd, count = 0;
+
+	for (fd = 0; fd < 1024; fd++) {
+		socklen_t len = sizeof(peer);
+
+		peer.sun_path[0] = 0;
+		count += !getpeername(fd, (struct sockaddr *)&peer, &len) &&
+			 peer.sun_family == AF_UNIX && len > sizeof(peer.sun_family) &&
+			 peer.sun_path[0];
+	}
+	return count;
+}
+
+/* A child has none of its parent's sessions, whatever other threads do as it is made. */
+static bool fork_beside(void)
+{
+	pthread_t lister, opener;
+	void *failed = NULL;
+	int i, status = 0;
+
+	over = false;
+	TRY(connections() >= 2);
+	TRY(!pthread_create(&lister, NULL, list_on, NULL));
+	TRY(!pthread_create(&opener, NULL, open_on, NULL));
+	for (i = 0; i < 100 && !status; i++) {
+		pid_t child = fork();
+
+		if (!child)
+			_exit(connections());
+		if (child < 0 || waitpid(child, &status, 0) != child)
+			status = -1;
+	}
+	over = true;
+	pthread_join(lister, NULL);
+	pthread_join(opener, &failed);
+	return !failed && (status ? fail("child %d: %#x", i, status) : true);
+}
+
 /* A message from a QP to itself: both of its doorbells are heard. */
 static bool echo(struct end *alone)
 {

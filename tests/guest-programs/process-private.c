@@ -27,7 +27,9 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -613,6 +615,7 @@ static const struct {
 	{ "fork", forks, false },
 	{ "registrars", registrars, false },
 	{ "reopened", reopened, false },
+	{ "fork-beside", fork_beside, false },
 	{ "pages-of-others", pages_of_others, false },
 	{ "many-queues", many_queues, false },
 	{ "many-srqs", many_srqs, false },

@@ -228,7 +228,7 @@ static struct verbs_context *open_socket(struct ibv_device *device, int cmd_fd, 
 	if (!ctx)
 		return NULL;
 	session = calloc(1, sizeof(*session));
-	ret = session ? vrdma_session_open(session, local->path) : ENOMEM;
+	ret = session ? vrdma_session_open(session, local->path, &ctx->vctx.context) : ENOMEM;
 	if (ret) {
 		open_failed(ctx, session, ret);
 		return NULL;
@@ -239,9 +239,9 @@ static struct verbs_context *open_socket(struct ibv_device *device, int cmd_fd, 
 		open_failed(ctx, NULL, ENODEV);
 		return NULL;
 	}
-	vrdma_session_enlist(session, &ctx->vctx.context);
-	/* What the guest's provider maps is the status page. */
+	/* What the guest's provider maps is the status page. Both are closed with the context. */
 	ctx->vctx.context.cmd_fd = session->status;
+	ctx->vctx.context.async_fd = session->events.take;
 	ret = ibv_cmd_get_context(&ctx->vctx, &cmd.ibv_cmd, sizeof(cmd), &rsp.ibv_resp,
 				  sizeof(rsp));
 	vctx = vrdma_open_context(ctx, ret, &rsp.drv);
@@ -287,7 +287,7 @@ static int look(const char *path, uint64_t *guid)
 
 	if (!session)
 		return ENOMEM;
-	ret = vrdma_session_open(session, path);
+	ret = vrdma_session_open(session, path, NULL);
 	if (ret) {
 		free(session);
 		return ret;

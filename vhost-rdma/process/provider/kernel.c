@@ -213,7 +213,6 @@ int vrdma_local_get_context(struct verbs_context *vctx, struct ibv_get_context *
 	drv->status_mmap = STATUS_MMAP;
 	drv->db_mmap = (uintptr_t)session->db_pages[0];
 	context->num_comp_vectors = (int)session->comp_vectors;
-	context->async_fd = session->events.take;
 	return 0;
 }
 

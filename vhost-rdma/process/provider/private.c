@@ -433,9 +433,9 @@ void vrdma_private_end(struct vrdma_session *session)
 /* The shadows are its parent's, and so is the thread. Nothing is freed (memory.c says why). */
 void vrdma_private_in_child(struct vrdma_session *session)
 {
-	struct vrdma_context *ctx = to_vctx(session->context);
+	struct vrdma_context *ctx = session->context ? to_vctx(session->context) : NULL;
 
-	if (!ctx->mirror)
+	if (!ctx || !ctx->mirror)
 		return;
 	close(ctx->mirror->jobs);
 	ctx->mirror = NULL;

@@ -24,13 +24,16 @@ static pthread_mutex_t sessions_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct vrdma_session *sessions;
 static struct vrdma_session *inherited;
 
+/* What is a session's alone; where it receives events is the context's to close. */
 static void close_all(struct vrdma_session *session)
 {
 	struct vrdma_channel *channel;
 
 	close(session->socket);
-	close(session->kick);
-	close(session->events.put);
+	if (session->kick >= 0)
+		close(session->kick);
+	if (session->events.put >= 0)
+		close(session->events.put);
 	for (channel = session->channels; channel; channel = channel->next)
 		close(channel->events.put);
 }
@@ -115,12 +118,39 @@ const struct vrdma_session *vrdma_session_inherited(const struct ibv_context *co
 	return session;
 }
 
-void vrdma_session_enlist(struct vrdma_session *session, struct ibv_context *context)
+/* A child that is made from now on closes the socket. */
+static int session_begin(struct vrdma_session *session, struct ibv_context *context)
 {
+	int ret = 0;
+
 	session->context = context;
+	session->socket = session->kick = session->status = -1;
+	session->events.take = session->events.put = -1;
+	pthread_mutex_init(&session->lock, NULL);
+	pthread_mutex_init(&session->tables, NULL);
 	lock_sessions();
-	session->next = sessions;
-	sessions = session;
+	session->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (session->socket < 0) {
+		ret = errno;
+	} else {
+		session->next = sessions;
+		sessions = session;
+	}
+	unlock_sessions();
+	return ret;
+}
+
+/* The end of it for children too: none has what is closed here. */
+static void session_end(struct vrdma_session *session)
+{
+	struct vrdma_session **at;
+
+	lock_sessions();
+	for (at = &sessions; *at && *at != session; at = &(*at)->next)
+		;
+	if (*at)
+		*at = session->next;
+	close_all(session);
 	unlock_sessions();
 }
 
@@ -264,7 +294,8 @@ struct hello_answer {
 	__le32 reserved;
 };
 
-int vrdma_session_open(struct vrdma_session *session, const char *path)
+int vrdma_session_open(struct vrdma_session *session, const char *path,
+		       struct ibv_context *context)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	__le32 hello[2] = { htole32(1) };
@@ -277,17 +308,15 @@ int vrdma_session_open(struct vrdma_session *session, const char *path)
 		return ENAMETOOLONG;
 	strcpy(address.sun_path, path);
 	at_fork();
-	pthread_mutex_init(&session->lock, NULL);
-	pthread_mutex_init(&session->tables, NULL);
-	session->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (session->socket < 0)
-		return errno;
+	ret = session_begin(session, context);
+	if (ret)
+		return ret;
 	if (connect(session->socket, (struct sockaddr *)&address, sizeof(address)))
 		ret = errno;
 	else
 		ret = vrdma_ask(session, &request, &answer);
 	if (ret) {
-		close(session->socket);
+		session_end(session);
 		return ret;
 	}
 	session->status = fds[0];
@@ -303,21 +332,19 @@ int vrdma_session_open(struct vrdma_session *session, const char *path)
 
 void vrdma_session_close(struct vrdma_session *session)
 {
-	struct vrdma_session **at;
-
-	lock_sessions();
-	for (at = &sessions; *at && *at != session; at = &(*at)->next)
-		;
-	if (*at)
-		*at = session->next;
-	unlock_sessions();
-	if (session->watched) {
-		shutdown(session->socket, SHUT_RDWR);
-		pthread_join(session->watcher, NULL);
-	}
-	vrdma_private_end(session);
+	/* A child that was made in an unlucky moment may have the socket: to close it is no end. */
 	if (session->socket >= 0)
-		close_all(session);
+		shutdown(session->socket, SHUT_RDWR);
+	if (session->watched)
+		pthread_join(session->watcher, NULL);
+	vrdma_private_end(session);
+	session_end(session);
+	while (session->channels) {
+		struct vrdma_channel *channel = session->channels;
+
+		session->channels = channel->next;
+		free(channel);
+	}
 	while (session->sleepers) {
 		struct vrdma_sleeper *sleeper = session->sleepers;
 

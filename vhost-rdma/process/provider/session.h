@@ -101,13 +101,13 @@ struct vrdma_session {
 	int watched;
 };
 
-/* Connects to a socket and says HELLO; an errno. */
-int vrdma_session_open(struct vrdma_session *session, const char *path);
+/* Connects to a socket and says HELLO, for a context or (NULL) for a look; an errno. */
+int vrdma_session_open(struct vrdma_session *session, const char *path,
+		       struct ibv_context *context);
 void vrdma_session_close(struct vrdma_session *session);
 struct vrdma_session *vrdma_session_of(struct ibv_context *context);
 /* In a child of fork(): what the parent's was, which can be read and nothing else. */
 const struct vrdma_session *vrdma_session_inherited(const struct ibv_context *context);
-void vrdma_session_enlist(struct vrdma_session *session, struct ibv_context *context);
 /* An errno. */
 int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
 	      const struct vrdma_answer *answer);
