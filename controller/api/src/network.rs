@@ -44,7 +44,11 @@ use crate::{Cidr, Condition};
     validation = Rule::new(
         "has(self.vni) == has(oldSelf.vni) && (!has(self.vni) || self.vni == oldSelf.vni)"
     )
-    .message("the vni of a network cannot be changed: make a new one")
+    .message("the vni of a network cannot be changed: make a new one"),
+    validation = Rule::new(
+        "!has(self.ipam) || !has(oldSelf.ipam) || self.ipam.blockSize == oldSelf.ipam.blockSize"
+    )
+    .message("the blockSize of a network cannot be changed: make a new one")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RdmaNetworkSpec {
@@ -133,7 +137,7 @@ pub struct Ipam {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub named: Vec<Cidr>,
-    /// Addresses of a block, a power of two.
+    /// Addresses of a block, a power of two. Cannot be changed.
     #[serde(default = "default_block_size")]
     #[schemars(schema_with = "block_sizes")]
     pub block_size: u32,

@@ -256,6 +256,10 @@ fn a_network_has_exactly_one_backing() {
 #[test]
 fn what_a_network_is_cannot_be_changed() {
     let with = |vni| RdmaNetworkSpec { vni: Some(vni), ..soft() };
+    let sized = |block_size| {
+        let ipam = Ipam { cidrs: vec![cidr("10.9.0.0/16")], named: Vec::new(), block_size };
+        RdmaNetworkSpec { ipam: Some(ipam), ..soft() }
+    };
     for (old, new, valid) in [
         (with(7), with(7), true),
         (with(7), with(8), false),
@@ -265,6 +269,10 @@ fn what_a_network_is_cannot_be_changed() {
         (on("storage"), on("storage"), true),
         (on("storage"), on("compute"), false),
         (soft(), RdmaNetworkSpec { mtu: Some(1500), ..soft() }, true),
+        (sized(64), sized(16), false),
+        (sized(64), sized(64), true),
+        (sized(64), soft(), true),
+        (soft(), sized(16), true),
     ] {
         let result = validate_cel_update(&network(new.clone()), &network(old.clone()));
         assert_eq!(result.is_ok(), valid, "{old:?} to {new:?}");

@@ -473,10 +473,6 @@ impl Index {
         names(&self.blocks_by_network, network)
     }
 
-    pub(super) fn blocks_in(&self, network: &str) -> usize {
-        self.blocks_by_network.count(network)
-    }
-
     pub(super) fn set_claim(&mut self, uid: &str, vni: u32, present: bool) {
         self.claims.set(uid, vni, present);
     }

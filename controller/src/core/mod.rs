@@ -10,6 +10,8 @@
 //!
 //! - What must be unique is created under a name that *is* the resource: a VNI is the lease
 //!   `vni-NUMBER`, a block is called after its range. The API server lets one of two writers win.
+//!   (Blocks of one network have one size, so no two overlap. Those that were made before an
+//!   administrator changed what a network says have another: those the copy tells apart.)
 //! - What is replaced carries the version that was looked at; a conflict means to look again.
 //! - What is given free carries a [`Guard`], a question that is asked of the API server itself (not
 //!   of a copy) just before, and whose answer can only change in the direction of *no*.
@@ -30,6 +32,7 @@ mod node;
 mod object;
 mod peers;
 mod policy;
+mod ranges;
 mod signer;
 mod tenant;
 mod trust;

@@ -8,9 +8,10 @@
 //!
 //! How one is claimed: `vhost_rdma_cluster_api::claim`.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use vhost_rdma_cluster_api::{NodeNic, RdmaNic, RdmaNicStatus, check, claim};
+use vhost_rdma_cluster_api::{Cidr, NodeNic, RdmaNic, RdmaNicStatus, check, claim};
 
 use super::condition::{accepted, is_accepted};
 use super::wishes::{Rank, Wish};
@@ -41,6 +42,18 @@ impl World {
             if let Some(node) = nic.status.as_ref().and_then(|status| status.node.as_ref()) {
                 self.index.set_claimed(node, joined.to_owned(), present);
             }
+        }
+        let has = |nic: &Option<RdmaNic>| {
+            let nic = nic.as_ref().filter(|nic| keeps(nic))?;
+            Some((nic.spec.network.clone(), range(nic)?))
+        };
+        let (had, has) = (has(&old), has(&new));
+        for (place, present) in [(&had, false), (&has, true)] {
+            let Some((network, range)) = place else { continue };
+            self.in_nics.set(network, *range, present);
+        }
+        if let Some((network, range)) = had.filter(|had| has.as_ref() != Some(had)) {
+            self.mark_waiting_for_address(&network, &range);
         }
         self.judge_again(&key);
         let claimed =
@@ -88,6 +101,17 @@ impl World {
                 }
                 wrong.extend(check::nic(&nic.spec, &network.spec));
             }
+        }
+        // The range was one of blocks before. Whoever may not have the NIC hears nothing of that.
+        if wrong.is_empty()
+            && let Some(range) = range(nic)
+            && let Some(block) = self.in_blocks.overlapping(&nic.spec.network, &range)
+        {
+            wrong.push(format!(
+                "{} is in the block {block}, which a node has still: it is free when the node's \
+                 pods have ended that have addresses of it",
+                range.first()
+            ));
         }
         wrong
     }
@@ -159,11 +183,23 @@ impl World {
 /// What must be a NIC's alone in its network. One address can be written in many ways.
 fn identities(nic: &RdmaNic) -> Vec<String> {
     let address = nic.spec.address.as_ref().map(|text| {
-        text.parse::<std::net::IpAddr>()
-            .map_or_else(|_| text.clone(), |address| address.to_string())
+        text.parse::<IpAddr>().map_or_else(|_| text.clone(), |address| address.to_string())
     });
     // The one that is made of the UID counts as one that was written.
     [Some(claim::mac(nic)), address].into_iter().flatten().collect()
+}
+
+/// The address that a NIC wants.
+fn range(nic: &RdmaNic) -> Option<Cidr> {
+    let address: IpAddr = nic.spec.address.as_ref()?.parse().ok()?;
+    Cidr::holding(address, if address.is_ipv4() { 32 } else { 128 })
+}
+
+/// Whether a NIC has its address, or an agent may claim it as things stand: what an agent reads is
+/// the status, and the claim fails if that has changed.
+fn keeps(nic: &RdmaNic) -> bool {
+    let status = nic.status.as_ref();
+    status.is_some_and(|status| status.pod_uid.is_some() || is_accepted(&status.conditions))
 }
 
 /// What a node must hear of a named NIC that one of its pods has: nothing as long as the object is

@@ -2,8 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use vhost_rdma_cluster_api::{
-    Ipam, LabelSelector, RdmaNetwork, RdmaNetworkSpec, RdmaNic, RdmaNicSpec, RdmaTenant,
-    RdmaTenantSpec, Soft,
+    Ipam, LabelSelector, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec, RdmaNic,
+    RdmaNicSpec, RdmaTenant, RdmaTenantSpec, Soft,
 };
 
 use crate::core::{Key, Kind, Mono, NamespaceInfo, Object, Settings, World, Write, plan};
@@ -166,4 +166,37 @@ fn a_pods_nic_keeps_its_identity_whatever_becomes_of_its_tenant() {
     had.status = None;
     apply(&mut world, Object::Nic(had));
     assert_eq!(refusal(&world, "c"), "");
+}
+
+/// A range was one of blocks and is one of named NICs now: a node gives out of it until its pods
+/// have ended.
+#[test]
+fn an_address_in_a_block_that_is_being_given_back_is_not_a_nics_yet() {
+    let name = "blue.10.0.0.0-28";
+    let block = || {
+        let cidr = "10.0.0.0/28".parse().unwrap();
+        let spec = RdmaIPBlockSpec {
+            network: text("blue"),
+            network_uid: text("u"),
+            cidr,
+            node: text("one"),
+            releasing: true,
+        };
+        Object::Block(RdmaIPBlock::new(name, spec))
+    };
+    let mut world = world();
+    world.apply(block(), Mono::ZERO);
+    apply(&mut world, Object::Nic(nic("b", 1)));
+    let why = refusal(&world, "b");
+    assert!(why.contains("10.0.0.0/28"), "{why}");
+    apply(&mut world, Object::Nic(nic("aaa", 1)));
+    let why = refusal(&world, "aaa");
+    assert!(!why.contains("block"), "what others have is not told to strangers: {why}");
+    world.remove(Kind::Block, name, Mono::ZERO);
+    settle(&mut world);
+    assert_eq!(refusal(&world, "b"), "");
+    // The block is heard of later than the NIC.
+    world.apply(block(), Mono::ZERO);
+    settle(&mut world);
+    assert!(refusal(&world, "b").contains("10.0.0.0/28"));
 }

@@ -14,6 +14,7 @@ use vhost_rdma_cluster_api::{
 
 use super::index::Index;
 use super::peers::{self, Changed};
+use super::ranges::Ranges;
 use super::wishes::Wishes;
 use super::{
     Attachment, Authority, Claim, Key, Kind, Mono, NamespaceInfo, NodeInfo, Object, Request, Roots,
@@ -36,6 +37,10 @@ pub struct World {
     pub(super) has_attachments: bool,
     pub(super) index: Index,
     pub(super) wishes: Wishes,
+    /// What blocks have of networks.
+    pub(super) in_blocks: Ranges,
+    /// What named NICs have of networks, by a pod or in prospect.
+    pub(super) in_nics: Ranges,
     dirty: BTreeSet<Key>,
     pub(super) gone: BTreeMap<String, Mono>,
     pub(super) deleting: BTreeMap<String, Mono>,
@@ -495,41 +500,6 @@ impl World {
         );
         self.mark(keys);
         self.mark_node(name);
-    }
-
-    fn set_block(&mut self, name: &str, new: Option<RdmaIPBlock>) {
-        let old = match &new {
-            Some(block) => self.blocks.insert(name.to_owned(), block.clone()),
-            None => self.blocks.remove(name),
-        };
-        if new.is_none()
-            && let Some(block) = &old
-        {
-            self.mark_waiting_for_blocks(&block.spec.network);
-        }
-        for (block, present) in [(old, false), (new, true)] {
-            let Some(block) = block else { continue };
-            self.index.set_block(name, &block.spec.node, &block.spec.network, present);
-            self.mark([Key::Node(block.spec.node), Key::Network(block.spec.network)]);
-        }
-        self.peers.blocks.insert(name.to_owned());
-        self.mark([Key::Block(name.to_owned())]);
-    }
-
-    /// A block of a network becomes free: if there was none, somebody may wait for it.
-    fn mark_waiting_for_blocks(&mut self, network: &str) {
-        let ipam = self.networks.get(network).and_then(|network| network.spec.ipam.as_ref());
-        let Some(ipam) = ipam else { return };
-        let of = |v4: bool| {
-            let cidrs = ipam.cidrs.iter().filter(move |cidr| cidr.first().is_ipv4() == v4);
-            cidrs.map(|cidr| cidr.blocks(ipam.block_size)).fold(0, u64::saturating_add)
-        };
-        let there = u64::try_from(self.index.blocks_in(network)).unwrap_or(u64::MAX);
-        if [true, false].into_iter().any(|v4| of(v4) > 0 && there >= of(v4)) {
-            let hosts: Vec<Key> =
-                self.index.hosts(network).map(|node| Key::Node(node.to_owned())).collect();
-            self.mark(hosts);
-        }
     }
 
     fn set_claim(&mut self, number: u32, new: Option<Claim>) {

@@ -38,6 +38,7 @@ const BACKING: &str = "exactly one of soft and rnic says what carries the networ
 const CARRIER: &str = "what carries a network cannot be changed: make a new one";
 const FABRIC: &str = "fabric and addressing of a network cannot be changed: make a new one";
 const VNI: &str = "the vni of a network cannot be changed: make a new one";
+const BLOCKS: &str = "the blockSize of a network cannot be changed: make a new one";
 const NAME: &str = "a network's name has at most 40 characters and no dot";
 const BOUND: &str = "a block is bound once";
 const RELEASING: &str = "a block that is being given back is not bound again";
@@ -129,6 +130,19 @@ fn networks() -> Vec<Case> {
             json!({"rnic": {"fabric": "storage"}}),
             on("storage", "Translated"),
         )
+        .fixed("other blocks", ipam("10.0.0.0/16", 64), ipam("10.0.0.0/16", 16), BLOCKS)
+        .fixed(
+            "other blocks than those that are the default",
+            json!({"soft": {}, "ipam": {"cidrs": ["10.0.0.0/16"]}}),
+            ipam("10.0.0.0/16", 16),
+            BLOCKS,
+        )
+        .changed(
+            "the size of blocks that is the default is written out",
+            json!({"soft": {}, "ipam": {"cidrs": ["10.0.0.0/16"]}}),
+            ipam("10.0.0.0/16", 64),
+        )
+        .changed("more ranges", ipam("10.0.0.0/16", 16), ipam("10.0.0.0/15", 16))
         .refused("VNI 1", vni(1), "spec.vni in body should be greater than or equal to 2")
         .refused(
             "a VNI of 25 bits",
