@@ -216,6 +216,7 @@ mod tests {
             mac: None,
             mtu: None,
             up: true,
+            kind: None,
         };
         assert!(records(&[record("c1", netdev("ens1", "0000:03:00.1"))], None).is_ok());
         assert!(records(&[record("c1", netdev("ens/1", "0000:03:00.1"))], None).is_err());

@@ -3,8 +3,9 @@
 //! The netdev goes first, as its events are what gives the RDMA device its GIDs in the new
 //! namespace, and comes back last. How it was is written down before it is touched: name, MAC, MTU,
 //! whether it was up, its addresses and description. On the way back the device is looked for where
-//! it can be, in the pod or (if the kernel gave it back) on the host, by its description, PCI
-//! function or MAC, since a crash may have left it under either name.
+//! it can be, in the pod or (if the kernel gave it back) on the host, by its PCI function,
+//! description or MAC, since a crash may have left it under either name. Description and MAC are
+//! what the pod says: they count only if nothing better does.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -113,6 +114,7 @@ impl Plan {
                 mac: self.link.address.as_ref().map(ToString::to_string),
                 mtu: Some(*mtu),
                 up: *up,
+                kind: self.link.driver_kind.clone(),
             },
         ];
         steps.extend(self.rdma_device.as_ref().map(|device| Step::MoveRdma {
@@ -197,39 +199,76 @@ fn adjust(
     Ok(())
 }
 
+/// What is known of a netdev that went into a pod.
+struct Gone<'a> {
+    pci: Option<&'a str>,
+    /// How the description begins that we gave it.
+    mark: &'a str,
+    macs: [Option<&'a str>; 2],
+    /// The software behind it.
+    kind: Option<&'a str>,
+}
+
+impl Gone<'_> {
+    /// It, of these: what is surest comes first. `is_of` finds out whose an interface is that does
+    /// not say so by itself.
+    fn among<'l>(
+        &self,
+        listed: &'l [Link],
+        is_of: impl Fn(&Link, &str) -> bool,
+    ) -> Option<&'l Link> {
+        let ranked = listed.iter().filter_map(|link| Some((self.rank(link, &is_of)?, link)));
+        ranked.min_by_key(|(rank, _)| *rank).map(|(_, link)| link)
+    }
+
+    /// How sure it is, the least being the surest; nothing if it is another.
+    fn rank(&self, link: &Link, is_of: impl Fn(&Link, &str) -> bool) -> Option<(u8, bool)> {
+        let alike = link.driver_kind.as_deref() == self.kind;
+        // What is made on top of it may be its function's too (IPoIB).
+        let on_top = !alike || link.lower.is_some();
+        match (self.pci, link.parent.as_deref()) {
+            (Some(pci), Some(parent)) if parent == pci => return Some((0, on_top)),
+            (Some(_), Some(_)) if link.parent_bus.as_deref() == Some("pci") => return None,
+            _ if !alike => return None,
+            (Some(pci), _) if is_of(link, pci) => return Some((1, on_top)),
+            _ => {}
+        }
+        if link.alias.as_deref().is_some_and(|alias| alias.starts_with(self.mark)) {
+            return Some((2, on_top));
+        }
+        let address = link.address.as_ref().filter(|address| !address.is_zero());
+        let address = address.map(ToString::to_string);
+        (address.is_some() && self.macs.contains(&address.as_deref())).then_some((3, on_top))
+    }
+}
+
 /// Undoes [`Step::MoveNetdev`].
 ///
 /// # Errors
 /// Code 11 if the device is out of reach, 102 if it cannot be put back.
 pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), Error> {
-    let Step::MoveNetdev { host_name, pci, mac, mtu, up, .. } = step else { return Ok(()) };
+    let Step::MoveNetdev { host_name, pci, mac, mtu, up, kind, .. } = step else { return Ok(()) };
     let pci = pci.as_deref().filter(|pci| !pci.is_empty());
-    let mark = format!("{ALIAS}{} ", nic.id);
-    let macs = [mac.as_deref(), nic.mac.as_deref()];
-    let is_it = |link: &Link| {
-        let address = link.address.as_ref().filter(|address| !address.is_zero());
-        let address = address.map(ToString::to_string);
-        link.alias.as_deref().is_some_and(|alias| alias.starts_with(&mark))
-            || pci.is_some_and(|pci| link.parent.as_deref() == Some(pci))
-            || (link.driver_kind.is_none()
-                && address.is_some()
-                && macs.contains(&address.as_deref()))
+    let wanted = Gone {
+        pci,
+        mark: &format!("{ALIAS}{} ", nic.id),
+        macs: [mac.as_deref(), nic.mac.as_deref()],
+        kind: kind.as_deref(),
     };
     let host_netns = Netns::current().map_err(netlink)?;
     for pod in pods {
         let mut links = Links::open_in(pod).map_err(netlink)?;
-        let found = links.list().map_err(netlink)?.into_iter().find(|link| is_it(link));
-        if let Some(link) = found {
+        let listed = links.list().map_err(netlink)?;
+        if let Some(link) = wanted.among(&listed, |_, _| false) {
             links.set_up(link.index, false).map_err(netlink)?;
-            bring(&mut links, &link, &host_netns, host_name)?;
+            bring(&mut links, link, &host_netns, host_name)?;
         }
     }
     let mut host = Links::open().map_err(netlink)?;
     let until = Instant::now() + PATIENCE;
     let link = loop {
         let listed = host.list().map_err(netlink)?;
-        let by_mark =
-            listed.iter().find(|link| is_it(link) || pci.is_some_and(|pci| is_of(link, pci)));
+        let by_mark = wanted.among(&listed, is_of);
         // A name alone is enough only where nothing better is known: another device may have it by
         // now.
         let by_name = |link: &&Link| pci.is_none() && link.name == *host_name;
@@ -350,4 +389,85 @@ fn out_of_reach(what: &str) -> Error {
     let msg = format!("{what} is neither on the host nor in the pod's namespace");
     Error::new(Code::TRY_AGAIN, msg)
         .details("a process still holds the namespace; the device comes back when it ends")
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_netlink::link::LinkKind;
+
+    use super::*;
+
+    const PCI: &str = "0000:3b:00.2";
+
+    fn link(name: &str, pci: Option<&str>, alias: &str) -> Link {
+        Link {
+            index: 2,
+            name: name.to_owned(),
+            kind: LinkKind::Ethernet,
+            driver_kind: None,
+            address: Some("02:00:00:00:00:07".parse().unwrap()),
+            permanent_address: None,
+            mtu: 1500,
+            up: true,
+            carrier: true,
+            state: "up".to_owned(),
+            master: None,
+            lower: None,
+            owner: None,
+            group: None,
+            alias: Some(alias.to_owned()),
+            parent: pci.map(str::to_owned),
+            parent_bus: pci.map(|_| "pci".to_owned()),
+            vf_count: 0,
+            vfs: Vec::new(),
+        }
+    }
+
+    /// Which of these it is for a function that is known by its place, or not.
+    fn found(pci: Option<&str>, listed: &[Link]) -> Option<String> {
+        let mac = Some("02:00:00:00:00:07");
+        let gone = Gone { pci, mark: "vhost-rdma vf-0 ", macs: [mac, None], kind: None };
+        let behind = |link: &Link, _: &str| link.name == "virtio";
+        gone.among(listed, behind).map(|link| link.name.clone())
+    }
+
+    #[test]
+    fn a_function_is_known_by_its_place_whatever_the_pod_says() {
+        let forged = || link("other", Some("0000:3b:00.3"), "vhost-rdma vf-0 c0ffee");
+        let own = link("own", Some(PCI), "");
+        let made = Link {
+            driver_kind: Some("dummy".to_owned()),
+            ..link("made", None, "vhost-rdma vf-0 c0ffee")
+        };
+        assert_eq!(found(Some(PCI), &[forged(), made.clone(), own]).as_deref(), Some("own"));
+        assert_eq!(found(Some(PCI), &[forged(), made.clone()]), None);
+        assert_eq!(found(None, std::slice::from_ref(&made)), None);
+        // Behind another device on the function; where nothing says so, by what we called it.
+        let virtio = |name: &str, alias: &str| Link {
+            parent: Some("virtio3".to_owned()),
+            parent_bus: Some("virtio".to_owned()),
+            ..link(name, None, alias)
+        };
+        let marked = virtio("marked", "vhost-rdma vf-0 c0ffee");
+        let listed = [made, virtio("like", ""), marked, virtio("virtio", "")];
+        assert_eq!(found(Some(PCI), &listed).as_deref(), Some("virtio"));
+        assert_eq!(found(Some(PCI), &listed[..3]).as_deref(), Some("marked"));
+        assert_eq!(found(Some(PCI), &listed[..2]).as_deref(), Some("like"));
+    }
+
+    #[test]
+    fn what_is_made_on_top_of_a_function_is_not_the_function() {
+        let ipoib = |name: &str, lower| Link {
+            driver_kind: Some("ipoib".to_owned()),
+            lower,
+            ..link(name, Some(PCI), "")
+        };
+        let listed = [ipoib("child", Some(4)), ipoib("ib0", None)];
+        let mut gone =
+            Gone { pci: Some(PCI), mark: "vhost-rdma ", macs: [None; 2], kind: Some("ipoib") };
+        assert_eq!(gone.among(&listed, |_, _| false), Some(&listed[1]));
+        // A record from before the kind was written down.
+        gone.kind = None;
+        assert!(gone.among(&listed[1..], |_, _| false).is_some());
+    }
 }

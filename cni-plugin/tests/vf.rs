@@ -342,3 +342,27 @@ fn vfio_and_shared() {
     lab.call("DEL", &pod, &config).good();
     assert!(files_in(&given).is_empty() && agent.ledger().records.is_empty());
 }
+
+/// A pod that may make interfaces describes one as we describe ours.
+#[test]
+fn what_a_pod_calls_a_function_is_none() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    with_function(&lab);
+    let before = function(&lab);
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    let mut links = pod.links();
+    let mut forge = |name: &str| {
+        links.add_bridge(name).unwrap();
+        let index = links.by_name(name).unwrap().index;
+        links.set_alias(index, &format!("vhost-rdma vf-0 {CONTAINER}")).unwrap();
+    };
+    // One before it in the kernel's list, and one behind.
+    forge("first");
+    lab.call("ADD", &pod, &config(&lab, "1.0.0")).good();
+    forge("second");
+    lab.call("DEL", &pod, &config(&lab, "1.0.0")).good();
+    assert_eq!(function(&lab), before);
+    assert_eq!(pod.left(), ["first", "second"]);
+    assert!(agent.ledger().records.is_empty());
+}

@@ -36,6 +36,10 @@ pub enum Step {
         /// Was it up?
         #[serde(default)]
         up: bool,
+        /// The software behind it; absent: none, it is hardware. A pod can give what it makes any
+        /// name, address and description, but cannot make hardware.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kind: Option<String>,
     },
     /// An RDMA device goes into the pod; undone by taking it back under its old name.
     MoveRdma {
