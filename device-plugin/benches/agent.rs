@@ -58,6 +58,7 @@ fn start<D: Daemon>((dir, run): Place<'_>, daemon: D, count: usize) -> TheAgent<
         socket: dir.join("run/none"),
         settle: 0,
         reclaim: Duration::ZERO,
+        rest: Duration::from_secs(10),
         reconnect: Duration::ZERO,
         auto_cdi: false,
         cluster: false,

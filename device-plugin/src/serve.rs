@@ -25,6 +25,8 @@ use crate::kubelet::{NodeKubelet, Registrar};
 
 /// How often the hardware is looked at.
 const RESCAN: Duration = Duration::from_secs(10);
+/// How long an ID rests at first that could not be undone.
+const REST: Duration = Duration::from_secs(10);
 /// Seconds that the kubelet may take to list a pod after its `Allocate`.
 const SETTLE: u64 = 2;
 
@@ -171,6 +173,7 @@ async fn parts(
         socket: socket.to_owned(),
         settle: SETTLE,
         reclaim: Duration::from_secs(args.reclaim),
+        rest: REST,
         reconnect: Duration::from_secs(args.reconnect),
         auto_cdi,
         start: Duration::from_secs(args.start),

@@ -89,12 +89,19 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 let gifts = self.give(&mut state, pool, &wanted).await?;
                 return self.respond(&state, pool, containers, &gifts);
             }
+            let refused = |id: &str, error: &str| {
+                AllocateError(format!("{id} has leftovers of an earlier pod: {error}"))
+            };
+            // The kubelet admits no other pod while it waits.
+            for id in &leftovers {
+                if let Some(why) = state.stuck.resting(id, &self.settings) {
+                    return Err(refused(id, why));
+                }
+            }
             // The CNI plugin will ask this agent what to undo, so the lock cannot be held.
             drop(state);
             for id in leftovers {
-                self.undo(&id).await.map_err(|error| {
-                    AllocateError(format!("{id} has leftovers of an earlier pod: {error}"))
-                })?;
+                self.undo_leftovers(&id).await.map_err(|error| refused(&id, &error))?;
             }
         }
         Err(AllocateError("leftovers of earlier pods cannot be undone; see the log".to_owned()))

@@ -223,13 +223,6 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         self.make(state, pool, device).await.map(drop)
     }
 
-    /// Attachments that wait for somebody who has them undone.
-    async fn forgotten(&self) -> Vec<Record> {
-        let state = self.state.lock().await;
-        let slots = state.forgotten.iter().filter_map(|id| state.ledger.get(id));
-        slots.flat_map(|slot| slot.records.clone()).collect()
-    }
-
     /// Writes the NIC's JSON file again with what the daemon says now.
     async fn refresh_document(
         &self,

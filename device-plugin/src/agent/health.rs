@@ -37,6 +37,10 @@ pub(super) fn defect(state: &State, pool: &Pool, device: &Device) -> Option<Stri
     if slot.is_some_and(|slot| slot.grant.is_none() && !slot.records.is_empty()) {
         return Some("what its last pod left is not undone yet".to_owned());
     }
+    // Whatever the kubelet gave it to would be refused.
+    if state.stuck.has(&device.id) && slot.is_some_and(|slot| !slot.records.is_empty()) {
+        return Some("what its last pod left cannot be undone; it is tried again".to_owned());
+    }
     let granted = slot.and_then(|slot| slot.grant.as_ref());
     if granted.is_some_and(|grant| grant.is_of_another(&pool.resource)) {
         return Some("a pod has it from before the resource got another name".to_owned());

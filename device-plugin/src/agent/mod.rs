@@ -17,6 +17,7 @@ mod reconcile;
 mod refusal;
 mod report;
 mod status;
+mod stuck;
 pub(crate) mod undo;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +62,8 @@ pub struct Settings {
     pub settle: u64,
     /// How long an ID must be without a holder before it is taken back.
     pub reclaim: Duration,
+    /// How long an ID rests when it could not be undone; twice as long each time.
+    pub rest: Duration,
     /// How long a VMM may take to come back to a daemon that was started again.
     pub reconnect: Duration,
     /// What [`Injection::Auto`] means here.
@@ -159,8 +162,9 @@ struct State {
     refused: BTreeMap<String, (String, Instant)>,
     /// When the agent began.
     began: Instant,
-    /// IDs whose attachments the helper is to have undone.
-    forgotten: BTreeSet<String>,
+    /// IDs whose attachments the helper is to have undone, and how often it was told so.
+    forgotten: BTreeMap<String, u32>,
+    stuck: stuck::Stuck,
     /// NICs of the daemon that look like ours and are not: seen once.
     strangers: BTreeSet<String>,
     /// Names that NICs have had and that are not given back yet. What is lost of it with the agent
@@ -289,7 +293,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             seen: (Run::default(), BTreeSet::new()),
             refused: BTreeMap::new(),
             began: Instant::now(),
-            forgotten: BTreeSet::new(),
+            forgotten: BTreeMap::new(),
+            stuck: stuck::Stuck::default(),
             strangers: BTreeSet::new(),
             owed: Vec::new(),
             defects: BTreeMap::new(),

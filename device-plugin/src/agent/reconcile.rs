@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vhost_rdma_agent_api::{Checkpoint, Kind};
 use vhost_rdma_proto::v1;
@@ -31,6 +31,8 @@ use crate::pool::{Device, Pool, Pools};
 /// How often the kubelet must have listed an ID to nobody before it is taken back, besides the time
 /// that this must last.
 const MISSES: u32 = 3;
+/// How long a round takes IDs back: what else it looks at must not wait for what cannot be undone.
+const RECLAIMING: Duration = Duration::from_secs(5);
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// One round.
@@ -63,7 +65,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             self.leave_networks(&mut state).await;
             self.let_blocks_go(&mut state).await;
             let gone = match &listing {
-                Ok(listing) => self.gone(&mut state, listing, started),
+                Ok(listing) => {
+                    let gone = self.gone(&mut state, listing, started);
+                    state.stuck.due(gone, &self.settings)
+                }
                 Err(_) => Vec::new(),
             };
             if let Ok(listing) = &listing {
@@ -72,8 +77,13 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             self.publish(&mut state);
             gone
         };
+        let began = Instant::now();
         for id in gone {
             self.reclaim(&id).await;
+            // The others come in the next round, before those that have failed in this one.
+            if began.elapsed() >= RECLAIMING {
+                break;
+            }
         }
         if self.settings.cluster {
             self.tell_peers().await;
@@ -302,7 +312,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let pools = Arc::clone(&state.pools);
         let complete = self.settings.own_pod.as_ref().is_some_and(|own| listing.pods.contains(own));
         let witness = Witness { listing, checkpoint: checkpoint.as_ref(), complete };
-        state.missing.retain(|id, _| candidates.iter().any(|(candidate, _)| candidate == id));
+        let is_candidate = |id: &str| candidates.iter().any(|(candidate, _)| candidate == id);
+        state.missing.retain(|id, _| is_candidate(id));
+        let ledger = &state.ledger;
+        let is_left = |id: &str| ledger.get(id).is_some_and(|slot| !slot.records.is_empty());
+        state.stuck.keep(|id| is_candidate(id) && is_left(id));
         let mut gone = Vec::new();
         for (id, owner) in candidates {
             if may_live(state, &pools, &id, owner.as_ref(), &witness) {
@@ -373,7 +387,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     }
 
     async fn try_reclaim(&self, id: &str) -> Result<bool, String> {
-        self.undo(id).await?;
+        self.undo_leftovers(id).await?;
         let mut state = self.state.lock().await;
         // It may have been granted again in between.
         let slot = state.ledger.get(id).filter(|_| state.missing.contains_key(id)).cloned();

@@ -21,6 +21,9 @@ use crate::holders::Kubelet;
 const PLUGIN: &str = "vhost-rdma-cni";
 /// How long the plugin may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often the helper is told of an ID. It asks again when it has tried, and what fails that often
+/// fails again.
+const HELPED: u32 = 3;
 /// Between two of the helper's questions.
 const HELP: Duration = Duration::from_millis(500);
 /// Between two looks whether it has ended.
@@ -56,23 +59,43 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
 }
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
+    /// Attachments that wait for somebody who has them undone: the helper's answer.
+    pub(super) async fn forgotten(&self) -> Vec<Record> {
+        let mut state = self.state.lock().await;
+        let told = |times: &mut u32| {
+            *times += 1;
+            *times <= HELPED
+        };
+        let ids: Vec<String> = state
+            .forgotten
+            .iter_mut()
+            .filter_map(|(id, times)| told(times).then(|| id.clone()))
+            .collect();
+        let slots = ids.iter().filter_map(|id| state.ledger.get(id));
+        slots.flat_map(|slot| slot.records.clone()).collect()
+    }
+
     /// Waits until somebody with the right to enter namespaces has had an ID's attachments undone.
     async fn await_helper(&self, id: &str) -> Result<(), String> {
         let end = Instant::now() + PATIENCE;
         let mut state = self.state.lock().await;
-        state.forgotten.insert(id.to_owned());
         loop {
             let left = state.ledger.get(id).map_or(0, |slot| slot.records.len());
-            if left == 0 || Instant::now() >= end {
+            // Another that waited for the same may have ended that.
+            let told = *state.forgotten.entry(id.to_owned()).or_default();
+            if left == 0 || told > HELPED || Instant::now() >= end {
                 state.forgotten.remove(id);
                 drop(state);
-                return if left == 0 {
-                    Ok(())
-                } else {
-                    Err(format!(
+                return match (left, told) {
+                    (0, _) => Ok(()),
+                    (_, 0) => Err(format!(
                         "{left} attachment(s) of {id} wait to be undone; does `vhost-rdma-agent \
                          undo` run on this node?"
-                    ))
+                    )),
+                    _ => Err(format!(
+                        "{left} attachment(s) of {id} cannot be undone; the log of \
+                         `vhost-rdma-agent undo` says why"
+                    )),
                 };
             }
             drop(state);

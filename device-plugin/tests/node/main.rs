@@ -20,4 +20,5 @@ mod named;
 mod ownership;
 mod registration;
 mod start;
+mod stuck;
 mod world;

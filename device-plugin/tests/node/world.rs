@@ -46,6 +46,7 @@ pub(crate) struct World {
     /// For the agents that are started from now on: see [`Settings`].
     pub(crate) start: Duration,
     pub(crate) patience: Duration,
+    pub(crate) rest: Duration,
     pub(crate) own_pod: Option<(String, String)>,
     pub(crate) hardware: Arc<Hardware>,
     pub(crate) undo: Undo,
@@ -77,6 +78,7 @@ impl World {
             registrar: None,
             start: Duration::ZERO,
             patience: Duration::ZERO,
+            rest: Duration::from_secs(3600),
             own_pod: None,
             hardware: Arc::default(),
             undo: Undo::Here,
@@ -121,6 +123,7 @@ impl World {
             socket: self.path("agent.sock"),
             settle: 0,
             reclaim: Duration::ZERO,
+            rest: self.rest,
             reconnect: Duration::ZERO,
             auto_cdi: false,
             undo: self.undo,
