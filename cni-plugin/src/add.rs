@@ -143,6 +143,8 @@ struct Attempt<'a> {
 struct Made {
     nic: Nic,
     steps: Vec<Step>,
+    /// The IPAM plugin was asked, and did not say that it gave nothing.
+    may_have_addresses: bool,
     _lock: Lock,
 }
 
@@ -159,7 +161,12 @@ impl Attempt<'_> {
         locks.sort_by(|a, b| a.id.cmp(&b.id));
         for nic in locks {
             let lock = Lock::take(&self.settings.host.locks(), &nic.id)?;
-            self.made.push(Made { nic: nic.clone(), steps: Vec::new(), _lock: lock });
+            self.made.push(Made {
+                nic: nic.clone(),
+                steps: Vec::new(),
+                may_have_addresses: false,
+                _lock: lock,
+            });
         }
         let mut attached = Vec::with_capacity(nics.len());
         // What the plugins before gave the pod: an address is one NIC's.
@@ -232,7 +239,7 @@ impl Attempt<'_> {
                 } else {
                     self.intend(nic, ipam_step.into_iter().collect())?;
                 }
-                ipam::add(self.network, nic)
+                self.addresses(nic)
             }
             Personality::Vf { pci, netdev, rdma_device, netns_mode } => {
                 let wanted =
@@ -242,7 +249,7 @@ impl Attempt<'_> {
                 steps.extend(ipam_step);
                 self.intend(nic, steps)?;
                 plan.carry_out(nic, container, namespaces)?;
-                let addresses = ipam::add(self.network, nic)?;
+                let addresses = self.addresses(nic)?;
                 plan.configure(nic, &addresses, namespaces)?;
                 Ok(addresses)
             }
@@ -250,9 +257,18 @@ impl Attempt<'_> {
             | Personality::Shared { .. }
             | Personality::Process { .. } => {
                 self.intend(nic, ipam_step.into_iter().collect())?;
-                ipam::add(self.network, nic)
+                self.addresses(nic)
             }
         }
+    }
+
+    /// The NIC's addresses.
+    fn addresses(&mut self, nic: &Nic) -> Result<AddResult, Error> {
+        let added = ipam::add(self.network, nic);
+        if let Some(made) = self.made.iter_mut().find(|made| made.nic.id == nic.id) {
+            made.may_have_addresses = added.as_ref().err().is_none_or(|refusal| !refusal.said);
+        }
+        Ok(added?)
     }
 
     /// Has the steps written down; where there are none, nothing needs to be.
@@ -273,7 +289,8 @@ impl Attempt<'_> {
         let mut settled = Vec::new();
         for made in self.made.iter().rev() {
             let netns = self.attachment.netns.as_deref().unwrap_or(Path::new(""));
-            match undo::steps(self.network, &made.nic, &made.steps, &[netns]) {
+            let addresses = made.may_have_addresses;
+            match undo::steps(self.network, &made.nic, &made.steps, &[netns], addresses) {
                 Ok(()) => settled.push((made.nic.id.clone(), made.steps.len())),
                 Err(undo) => left.push(undo.to_string()),
             }

@@ -4,11 +4,17 @@
 //! `CNI_IFNAME`; without, one call attaches several NICs, and each asks under the name of its own
 //! interface in the pod.
 
-use cni_skel::{AddResult, Cidr, Code, Error, Ipam, Network, ValidAttachment};
+use std::time::Duration;
+
+use cni_skel::{AddResult, Cidr, Code, Error, Ipam, Network, Refusal, ValidAttachment};
 use serde_json::{Value, json};
 use vhost_rdma_agent_api::{Checked, Kind, Nic, Personality, Step};
 
 use crate::agent::{Agent, valid_id};
+
+/// How long giving back may take. It comes before the rest is undone, and whoever has that done
+/// waits for half a minute.
+const BACK: Duration = Duration::from_secs(15);
 
 /// Whether and whom a NIC asks for addresses: not one whose pool fixes them, nor one that has no
 /// interface to have them. (That of a function on vfio is made by the program that drives it, and a
@@ -25,7 +31,7 @@ fn can_have(nic: &Nic) -> bool {
 
 /// The addresses of a NIC: those that its pool fixes, or what the IPAM plugin gives; no IPAM, no
 /// addresses.
-pub(crate) fn add(network: &Network, nic: &Nic) -> Result<AddResult, Error> {
+pub(crate) fn add(network: &Network, nic: &Nic) -> Result<AddResult, Refusal> {
     let asked = &network.config.runtime.ips;
     if step(network, nic)?.is_none() {
         // Those that the pool fixes; if there is no IPAM plugin, those that the runtime asks for.
@@ -38,8 +44,8 @@ pub(crate) fn add(network: &Network, nic: &Nic) -> Result<AddResult, Error> {
             .map(|address| json!({ "address": address }))
             .collect();
         refuse_others(asked, &fixed)?;
-        return AddResult::from_json(&json!({ "ips": fixed }), network.version)
-            .map_err(|error| error.during(&format!("the addresses of NIC {}", nic.id)));
+        return Ok(AddResult::from_json(&json!({ "ips": fixed }), network.version)
+            .map_err(|error| error.during(&format!("the addresses of NIC {}", nic.id)))?);
     }
     let ipam = Ipam::of(network)?;
     let given =
@@ -65,7 +71,7 @@ fn refuse_others(asked: &[Cidr], given: &[Value]) -> Result<(), Error> {
 
 /// Gives the addresses of an interface back.
 pub(crate) fn del(network: &Network, if_name: &str) -> Result<(), Error> {
-    Ipam::of(network)?.map_or(Ok(()), |ipam| ipam.ifname(if_name).del())
+    Ipam::of(network)?.map_or(Ok(()), |ipam| ipam.ifname(if_name).timeout(BACK).del())
 }
 
 /// Asks whether the addresses of an interface are still given to it.

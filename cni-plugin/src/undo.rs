@@ -35,7 +35,9 @@ pub(crate) fn records(
         let undone = Lock::take(&locks, &record.nic.id).and_then(|_lock| {
             let remembered = Path::new(&record.netns);
             let paths = [netns.unwrap_or(remembered), remembered];
-            steps(network, &record.nic, &record.steps, &paths)?;
+            let told = record.done.as_ref();
+            let addresses = told.is_none_or(|done| !done.addresses.is_empty());
+            steps(network, &record.nic, &record.steps, &paths, addresses)?;
             agent.detached(record.attachment.clone(), vec![record.nic.id.clone()])
         });
         if let Err(error) = undone {
@@ -53,7 +55,9 @@ pub(crate) fn records(
     }
 }
 
-/// Undoes steps of one NIC. `netns` are the paths at which the pod's namespace may be.
+/// Undoes steps of one NIC. `netns` are the paths at which the pod's namespace may be. Without
+/// `addresses` none can have been given: which IPAM plugin is asked, and with what, is the
+/// tenant's, and one that fails then must not keep the NIC from others.
 ///
 /// # Errors
 /// The first failure; the steps before it are undone all the same, since they do not stand on each
@@ -63,10 +67,15 @@ pub(crate) fn steps(
     nic: &Nic,
     steps: &[Step],
     netns: &[&Path],
+    addresses: bool,
 ) -> Result<(), Error> {
     let mut first = Ok(());
     for step in steps.iter().rev() {
-        let undone = step_undone(network, nic, step, netns);
+        let mut undone = step_undone(network, nic, step, netns);
+        if let (Step::Ipam { .. }, Err(error), false) = (step, &undone, addresses) {
+            eprintln!("vhost-rdma: {error}");
+            undone = Ok(());
+        }
         first = first.and(undone);
     }
     first

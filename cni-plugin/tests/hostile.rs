@@ -172,3 +172,37 @@ fn a_configuration_may_not_be_as_long_as_it_likes() {
     assert_eq!(lab.call("ADD", &pod, &config).code(), 7);
     assert_eq!(agent.ledger().requests, []);
 }
+
+/// A plugin of the tenant's choice that gives no address and never takes one back does not keep the
+/// NIC; one that may have given some does, until it has it back.
+#[test]
+fn an_ipam_that_gave_nothing_keeps_no_nic() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let agent = FakeAgent::start(&lab.socket(), vec![vhost_user("blue-0", "rdma0", "rdma0")]);
+    let mut config = lab.config("1.1.0");
+    config["ipam"] = json!({"type": "ipam"});
+    let says = r#"echo '{"cniVersion":"1.0.0","code":100,"msg":"never"}'; exit 1"#;
+    let gives = r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/8"}]}'"#;
+    let ipam = |add: &str, del: &str| {
+        let cases = format!("case $CNI_COMMAND in ADD) {add} ;; DEL) {del} ;; esac");
+        lab.script("ipam", &format!("#!/bin/sh\ncat > /dev/null\n{cases}\n"));
+    };
+    for (add, added, keeps) in [
+        (says, false, false),
+        (r#"echo '{"cniVersion":"1.0.0"}'"#, true, false),
+        ("kill -9 $$", false, true),
+        ("echo junk", false, true),
+        (gives, true, true),
+    ] {
+        ipam(add, says);
+        assert_eq!(lab.call("ADD", &pod, &config).code() == 0, added, "{add}");
+        let before = agent.ledger().records.len();
+        assert_eq!(before == 1, added || keeps, "{add}");
+        assert_eq!(lab.call("DEL", &pod, &config).code() != 0, keeps, "{add}");
+        assert_eq!(agent.ledger().records.len() == 1, keeps, "{add}");
+        assert!(pod.left().is_empty() && lab.left_on_host().is_empty(), "{add}");
+        ipam(add, "exit 0");
+        lab.call("DEL", &pod, &config).good();
+        assert!(agent.ledger().records.is_empty(), "{add}");
+    }
+}

@@ -80,6 +80,10 @@ impl<'a> Delegate<'a> {
     /// The plugin's own error with its code; 4 or 7 if it cannot be found, 5 if it cannot be run,
     /// 11 if it takes too long, 999 if it fails without saying why.
     pub fn run(&self, command: Command) -> Result<Vec<u8>, Error> {
+        Ok(self.ask(command)?)
+    }
+
+    fn ask(&self, command: Command) -> Result<Vec<u8>, Refusal> {
         let what = format!("{} {}", self.kind, command.as_str());
         let path = self.search_path();
         let program = find(self.kind, &path, self.network.path.is_empty())?;
@@ -112,9 +116,9 @@ impl<'a> Delegate<'a> {
             || {
                 let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
                 let msg = format!("{what} ended with {} and no CNI error", output.status);
-                Error::new(Code::INTERNAL, msg).details(said)
+                Error::new(Code::INTERNAL, msg).details(said).into()
             },
-            |error| error.during(&what),
+            |error| Refusal { error: error.during(&what), said: true },
         ))
     }
 
@@ -125,6 +129,28 @@ impl<'a> Delegate<'a> {
         }
         let own = std::env::current_exe().ok();
         own.and_then(|own| own.parent().map(Path::to_path_buf)).into_iter().collect()
+    }
+}
+
+/// Why a delegate did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// What failed.
+    pub error: Error,
+    /// The plugin says so itself, so an IPAM plugin has given nothing. Otherwise it was killed,
+    /// say, and nobody knows.
+    pub said: bool,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self { error, said: false }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        refusal.error
     }
 }
 
@@ -153,6 +179,12 @@ impl<'a> Ipam<'a> {
         Self(self.0.config(config))
     }
 
+    /// As [`Delegate::timeout`].
+    #[must_use]
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self(self.0.timeout(timeout))
+    }
+
     /// As [`Delegate::installed`].
     ///
     /// # Errors
@@ -165,18 +197,21 @@ impl<'a> Ipam<'a> {
     ///
     /// # Errors
     /// As [`Delegate::run`]; 6 for an answer that does not decode.
-    pub fn add(&self) -> Result<AddResult, Error> {
-        let read = |bytes: Vec<u8>| {
+    pub fn add(&self) -> Result<AddResult, Refusal> {
+        let read = |bytes: Vec<u8>| -> Result<AddResult, Refusal> {
             let what = self.0.kind;
             let value: Value = serde_json::from_slice(&bytes)
                 .map_err(|error| crate::error::undecodable("its answer", &error).during(what))?;
-            AddResult::from_json(&value, self.0.network.version).map_err(|error| error.during(what))
+            Ok(AddResult::from_json(&value, self.0.network.version)
+                .map_err(|error| error.during(what))?)
         };
-        self.0.run(Command::Add).and_then(read).map_err(|error| match self.del() {
-            Ok(()) => error,
-            Err(undo) => {
-                let details = format!("{} taking the address back: {undo}", error.details);
-                error.details(details.trim_start())
+        self.0.ask(Command::Add).and_then(read).map_err(|Refusal { error, said }| {
+            match self.del() {
+                Ok(()) => Refusal { error, said },
+                Err(undo) => {
+                    let details = format!("{} taking the address back: {undo}", error.details);
+                    Refusal { error: error.details(details.trim_start()), said }
+                }
             }
         })
     }

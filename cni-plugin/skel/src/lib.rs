@@ -58,7 +58,7 @@ mod version;
 
 pub use args::Args;
 pub use config::{NetworkConfig, RuntimeConfig, ValidAttachment};
-pub use delegate::{DEFAULT_TIMEOUT, Delegate, Ipam};
+pub use delegate::{DEFAULT_TIMEOUT, Delegate, Ipam, Refusal};
 pub use environment::{Attachment, Command, Environment, valid_ifname};
 pub use error::{Code, Error};
 pub use result::{AddResult, Cidr, Dns, Extra, Interface, Ip, Route};

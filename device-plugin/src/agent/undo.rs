@@ -21,8 +21,8 @@ use crate::holders::Kubelet;
 const PLUGIN: &str = "vhost-rdma-cni";
 /// How long the plugin may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often the helper is told of an ID. It asks again when it has tried, and what fails that often
-/// fails again.
+/// How often the helper is told of an ID. It asks again when it has tried, and what fails that
+/// often fails again.
 const HELPED: u32 = 3;
 /// Between two of the helper's questions.
 const HELP: Duration = Duration::from_millis(500);
