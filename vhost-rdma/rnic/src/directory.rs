@@ -213,7 +213,8 @@ impl Directory {
         let others = |known: &Known| {
             let mut same =
                 known.behind(&gid).filter(|((_, guest, at), _)| at == device && *guest == gid);
-            same.any(|(_, held)| held.nic != holder.nic)
+            // Two networks may each have a NIC with this MAC address.
+            same.any(|((of, ..), held)| *of != vni || held.nic != holder.nic)
         };
         let free = own && !(flat && others(&known));
         if free {
@@ -259,5 +260,23 @@ impl Directory {
             return Some(holder.host);
         }
         Some(self.peers().get(&vni)?.best(gid)?.host_of(gid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_address_is_one_guests_though_two_networks_have_the_same_mac() {
+        let directory = Directory::default();
+        let gid = [1; 16];
+        let claim = |vni, host| {
+            let inbox = Arc::new(Inbox::new(Arc::new(|| {})));
+            directory.claim("device", vni, gid, Holder { nic: [2, 0, 0, 0, 0, 1], host, inbox })
+        };
+        assert!(claim(1, gid) && claim(1, gid), "it has it already");
+        assert!(!claim(2, gid), "another network's NIC is another NIC");
+        assert!(claim(3, [9; 16]), "a network's own address is no host's");
     }
 }
