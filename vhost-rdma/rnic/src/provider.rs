@@ -171,8 +171,8 @@ impl Provider for Rnic {
 
     /// At once: a guest that rang for a receive and then had its peer send, both on this worker,
     /// must not see the message overtake the receive on its way to the hardware. All doorbells are
-    /// looked at before any send is posted. What takes longer than [`super::receiver::AT_ONCE`] has
-    /// to wait for its turn.
+    /// looked at before any send is posted. What takes longer (`receiver::AT_ONCE`) has to wait for
+    /// its turn.
     fn receive_posted(&mut self, _qp: &mut Qp) -> bool {
         true
     }
