@@ -163,6 +163,19 @@ fn when_the_networks_process_dies_its_processes_can_begin_anew() {
     again.open().unwrap().create_pd().unwrap();
 }
 
+/// Contexts that take long to end, and end one after the other.
+fn have_handles(nodes: &[Node], count: usize) {
+    std::thread::scope(|scope| {
+        for node in nodes {
+            scope.spawn(move || {
+                for _ in 0..count {
+                    node.ctx.create_ah(node.pdn, &Av::to(node.gid)).expect("a handle");
+                }
+            });
+        }
+    });
+}
+
 /// An operator gives the NIC another address while processes end whose objects take long to end.
 #[test]
 fn addresses_that_change_meanwhile_cost_nobody_anything() {
@@ -176,15 +189,7 @@ fn addresses_that_change_meanwhile_cost_nobody_anything() {
     let (from, to) = (stays.area(4096), peer.area(4096));
     for round in 0..2 {
         let all: Vec<Node> = (0..PROCESSES).map(|_| scene.blue()).collect();
-        std::thread::scope(|scope| {
-            for node in &all {
-                scope.spawn(move || {
-                    for _ in 0..HANDLES {
-                        node.ctx.create_ah(node.pdn, &Av::to(node.gid)).expect("a handle");
-                    }
-                });
-            }
-        });
+        have_handles(&all, HANDLES);
         // The first address is the one that is connected.
         let second = format!("10.0.9.{}", 100 + round);
         let set = ["nic", "set", "blue", "--address", "10.0.9.1", "--address", &second];
@@ -221,17 +226,8 @@ fn who_is_told_that_the_device_is_gone_is_written_to_no_more() {
     for round in 0..3 {
         let scene = Scene::with(&["--max-ahs", "100000"]);
         let (victim, peer) = (scene.blue(), scene.red());
-        // Their contexts take long to end, and contexts end one after the other.
         let others: Vec<Node> = (0..OTHERS).map(|_| scene.blue()).collect();
-        std::thread::scope(|scope| {
-            for node in &others {
-                scope.spawn(move || {
-                    for _ in 0..HANDLES {
-                        node.ctx.create_ah(node.pdn, &Av::to(node.gid)).expect("a handle");
-                    }
-                });
-            }
-        });
+        have_handles(&others, HANDLES);
         let (mut a, b) = (peer.rc(), victim.rc());
         a.connect(&b, &Path::default());
         b.connect(&a, &Path::default());

@@ -19,24 +19,29 @@ struct Shared {
     b: Qp,
 }
 
+/// An SRQ: where its ring is, its number, its doorbell.
+fn shared_queue(bench: &mut Bench, guest: &mut Guest, entries: u32) -> (u64, u32, u32) {
+    let (at, ring) = guest.ring(bytes(entries));
+    let req = abi::SrqCreateReq {
+        pdn: U32::new(guest.pd),
+        entries: U32::new(entries),
+        max_wr: U32::new(entries),
+        max_sge: U32::new(1),
+        log2_stride: driver::RQ_STRIDE,
+        ..abi::SrqCreateReq::default()
+    };
+    let ctx = guest.ctx;
+    let Reply::Srq(srq) = bench.world.ok(guest, ctx, Command::SrqCreate { req, ring }) else {
+        panic!("an SRQ")
+    };
+    (at, srq.srqn.get(), srq.db.get())
+}
+
 impl Shared {
     fn new(entries: u32) -> Self {
         let mut bench = Bench::new();
         let (mut guest, _) = bench.guest(1, 1);
-        let (at, ring) = guest.ring(bytes(entries));
-        let req = abi::SrqCreateReq {
-            pdn: U32::new(guest.pd),
-            entries: U32::new(entries),
-            max_wr: U32::new(entries),
-            max_sge: U32::new(1),
-            log2_stride: driver::RQ_STRIDE,
-            ..abi::SrqCreateReq::default()
-        };
-        let ctx = guest.ctx;
-        let Reply::Srq(srq) = bench.world.ok(&guest, ctx, Command::SrqCreate { req, ring }) else {
-            panic!("an SRQ")
-        };
-        let (srqn, doorbell) = (srq.srqn.get(), srq.db.get());
+        let (at, srqn, doorbell) = shared_queue(&mut bench, &mut guest, entries);
         let a = bench.world.qp(&mut guest, qpt::RC, 16, None);
         let b = bench.world.qp(&mut guest, qpt::RC, 16, Some(srqn));
         bench.world.connect(&guest, &a, qpt::RC, (b.qpn, guest.gid));
@@ -229,19 +234,8 @@ fn receives_by_the_thousand_do_not_make_a_round_long() {
         .collect();
     let shared: Vec<(u64, u32, u32)> = (0..SRQS)
         .map(|_| {
-            let (at, ring) = guest.ring(bytes(EACH));
-            let req = abi::SrqCreateReq {
-                pdn: U32::new(guest.pd),
-                entries: U32::new(EACH),
-                max_wr: U32::new(EACH),
-                max_sge: U32::new(1),
-                log2_stride: driver::RQ_STRIDE,
-                ..abi::SrqCreateReq::default()
-            };
-            let ctx = guest.ctx;
-            let made = bench.world.ok(&guest, ctx, Command::SrqCreate { req, ring });
-            let Reply::Srq(srq) = made else { panic!("an SRQ") };
-            (at, EACH, srq.db.get())
+            let (at, _, doorbell) = shared_queue(&mut bench, &mut guest, EACH);
+            (at, EACH, doorbell)
         })
         .collect();
     bench.world.settle();
