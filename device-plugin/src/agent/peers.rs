@@ -138,7 +138,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// Has the daemon read its files again.
     ///
     /// # Errors
-    /// It does not answer, or could not take everything over.
+    /// It does not answer, or refuses the file. What else of it could not be had is in its log.
     pub async fn reload_daemon(&self) -> Result<(), DaemonError> {
         self.daemon.reload().await
     }
