@@ -44,6 +44,8 @@ use crate::store::Store;
 
 /// NICs that are asked for at once. Their requests fit into the socket.
 const UNDER_WAY: usize = 32;
+/// How often a change of a NIC is told, if processes die meanwhile.
+const UPDATES: u32 = 3;
 /// How long a NIC that went down with the process waits for the next one.
 const AGAIN: Duration = Duration::from_secs(5);
 /// Between two attempts.
@@ -210,11 +212,19 @@ impl Network {
     }
 
     pub(super) fn update(&self, nic: &NicConfig) -> Result<(), AttachError> {
-        self.shared.change(Request::Update(nic.clone())).map_err(trouble)?;
-        self.put(nic);
-        if let Some(known) = self.shared.state().nics.get_mut(&nic.name) {
-            known.config = nic.clone();
+        for _ in 0..UPDATES {
+            let before = self.shared.state().pid;
+            self.shared.change(Request::Update(nic.clone())).map_err(trouble)?;
+            let mut state = self.shared.state();
+            if let Some(known) = state.nics.get_mut(&nic.name) {
+                known.config = nic.clone();
+            }
+            // A process that began meanwhile has the NIC as it was.
+            if state.pid == before {
+                break;
+            }
         }
+        self.put(nic);
         Ok(())
     }
 
