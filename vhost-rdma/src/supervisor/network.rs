@@ -339,7 +339,10 @@ impl Network {
         };
         known.now = status.counters;
         status.counters = known.before.plus(&known.now);
-        if let Some(why) = trouble.or_else(|| known.refused.clone()) {
+        let refused = known.refused.as_ref().map(|why| {
+            format!("{why}; `vhost-rdma network restart {}` tries again", known.config.network)
+        });
+        if let Some(why) = trouble.or(refused) {
             status.session = Session::Failed;
             status.error = Some(why);
         }

@@ -24,6 +24,13 @@ fn nic(name: &str, last: u8) -> NicConfig {
     }
 }
 
+/// One that says nothing by itself: who has the other end of `wire` speaks for it.
+fn process(wire: Wire) -> Process {
+    let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let kept = (Store::default(), String::new());
+    Process { child, wire: Arc::new(wire), kept, refused: BTreeMap::new() }
+}
+
 #[test]
 fn what_a_process_says_is_a_line_for_people_however_it_says_it() {
     let (csi, escape) = ("\u{9b}".repeat(50 << 10), "\x1b[2J\n".repeat(4 << 10));
@@ -109,10 +116,7 @@ fn a_nic_that_cannot_be_had_any_more_takes_no_other_along() {
         }
         added
     });
-    let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-    let kept = (Store::default(), String::new());
-    let refused = BTreeMap::new();
-    let mut process = Process { child, wire: Arc::new(near), kept, refused };
+    let mut process = process(near);
     process.add_nics(&shared).unwrap();
     assert_eq!(process.refused.keys().collect::<Vec<_>>(), ["gone"]);
     assert!(process.refused["gone"].contains("no device"));
@@ -130,10 +134,7 @@ fn who_says_anything_but_the_answer_is_given_up() {
         let begun = encode(&Report::Begun(1)).unwrap();
         while far.send(&begun, &[]).is_ok() {}
     });
-    let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-    let kept = (Store::default(), String::new());
-    let refused = BTreeMap::new();
-    let mut process = Process { child, wire: Arc::new(near), kept, refused };
+    let mut process = process(near);
     let begin = Instant::now();
     let asked = process.ask(&shared, Request::Run, &[]);
     assert_eq!(asked.unwrap_err().to_string(), "it does not answer");
