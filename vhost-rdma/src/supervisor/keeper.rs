@@ -223,7 +223,8 @@ impl Process {
     }
 
     fn update_nics(&mut self, shared: &Shared) -> io::Result<()> {
-        let nics = shared.state().configs();
+        let mut nics = shared.state().configs();
+        nics.retain(|nic| !self.refused.contains_key(&nic.name));
         nics.into_iter().try_for_each(|nic| self.ask(shared, Request::Update(nic), &[]))
     }
 
@@ -253,9 +254,9 @@ impl Process {
         }
         let mut standby = Standby::Tried;
         match Self::begin(shared) {
-            Ok(process) => match process.refused.first_key_value() {
+            Ok(process) => match process.loses(shared) {
                 None => *next = Some(process),
-                Some((nic, why)) => standby = Standby::Refused(format!("NIC {nic}: {why}")),
+                Some(why) => standby = Standby::Refused(why),
             },
             Err(error) => {
                 let network = &shared.start.network;
@@ -264,6 +265,14 @@ impl Process {
         }
         shared.state().standby = standby;
         shared.wake();
+    }
+
+    /// A NIC that it has refused and the present process has.
+    fn loses(&self, shared: &Shared) -> Option<String> {
+        let state = shared.state();
+        let has = |name: &str| state.nics.get(name).is_some_and(|known| known.refused.is_none());
+        let lost = self.refused.iter().find(|(name, _)| has(name));
+        lost.map(|(name, why)| format!("NIC {name}: {why}"))
     }
 
     /// Has the process go on with all sessions, and with what an earlier one has left of them.

@@ -120,6 +120,10 @@ fn a_nic_that_cannot_be_had_any_more_takes_no_other_along() {
     process.add_nics(&shared).unwrap();
     assert_eq!(process.refused.keys().collect::<Vec<_>>(), ["gone"]);
     assert!(process.refused["gone"].contains("no device"));
+    // A restart that would lose it is not for that; one that finds it lost already is.
+    assert!(process.loses(&shared).is_some_and(|why| why.contains("gone")));
+    shared.state().nics.get_mut("gone").unwrap().refused = Some("no device".to_owned());
+    assert_eq!(process.loses(&shared), None);
     drop(process);
     assert_eq!(answers.join().unwrap(), ["there"]);
 }
