@@ -13,7 +13,7 @@ use crate::channel;
 use crate::cli::ServeArgs;
 use crate::cni::CniSocket;
 use crate::config::{Config, ConfigError, Injection, KubeletPaths};
-use crate::daemon::{AdminApi, Daemon};
+use crate::daemon::{AdminApi, Daemon, Pace, Paced};
 use crate::events::{Events, kubelet_knows_cdi};
 use crate::files::Dirs;
 use crate::follow;
@@ -161,7 +161,7 @@ async fn parts(
     config: &Config,
     paths: &KubeletPaths,
     socket: &Path,
-) -> Parts<AdminApi, NodeKubelet> {
+) -> Parts<Paced<AdminApi>, NodeKubelet> {
     let auto_cdi = match (&args.node_name, config.injection) {
         (Some(node), Injection::Auto) => kubelet_knows_cdi(node).await,
         _ => false,
@@ -185,7 +185,7 @@ async fn parts(
     Parts {
         settings,
         config: config.clone(),
-        daemon: AdminApi::new(&args.daemon),
+        daemon: Paced::new(AdminApi::new(&args.daemon), Pace::default()),
         kubelet: NodeKubelet::new(paths),
         host: Arc::new(NodeHost::default()),
         events: args.node_name.clone().map_or_else(Events::default, Events::to_api_server),

@@ -218,7 +218,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                     gifts.insert(device.id.clone(), gift);
                 }
                 Err(fault) => {
-                    if let Fault::Daemon(DaemonError::Refused(why)) = &fault {
+                    if let Fault::Daemon(DaemonError::Refused(why) | DaemonError::Silent(why)) =
+                        &fault
+                    {
                         let refused = (why.clone(), Instant::now());
                         state.refused.insert(pool.name().to_owned(), refused);
                     }

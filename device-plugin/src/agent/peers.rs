@@ -138,9 +138,17 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
     /// Has the daemon read its files again.
     ///
     /// # Errors
-    /// It does not answer, or refuses the file. What else of it could not be had is in its log.
+    /// It does not answer, or refuses the file. What else the file asks for and could not be had is
+    /// the operator's business, and in both logs.
     pub async fn reload_daemon(&self) -> Result<(), DaemonError> {
-        self.daemon.reload().await
+        let v1::ReloadResponse { changed: _, kept, failed } = self.daemon.reload().await?;
+        for why in kept {
+            tracing::warn!(why, "the daemon keeps what it had");
+        }
+        for why in failed {
+            tracing::error!(why, "the daemon could not take over what its file asks for");
+        }
+        Ok(())
     }
 
     /// The lists that the controller need not send again.
@@ -245,36 +253,41 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         }
     }
 
+    /// Tells all networks, whatever becomes of one of them; the first fault is the answer.
     async fn tell(&self, teller: &mut Teller, networks: &[Reaching]) -> Result<(), DaemonError> {
         teller.told.retain(|name, _| networks.iter().any(|of| of.name == *name));
+        let mut done = Ok(());
         for network in networks {
-            let places = teller.places(network);
-            let old = teller.told.get(&network.name).filter(|told| told.uid == network.uid);
-            if old.is_some_and(|told| told.places == places) {
-                continue;
-            }
-            if old.is_none() {
-                self.daemon.ensure_network(&network.name, Some(network.vni)).await?;
-            }
-            let (epoch, generation) = (teller.epoch, teller.generation + 1);
-            let version = Some(v1::PeersVersion { epoch, generation });
-            let mut request =
-                v1::ReplacePeersRequest { version, ..request(&network.name, old, &places) };
-            let mut done = self.daemon.replace_peers(request.clone()).await;
-            if request.base.is_some() && matches!(done, Err(DaemonError::Refused(_))) {
-                // It was started again, or somebody else spoke.
-                request = v1::ReplacePeersRequest {
-                    version,
-                    ..self::request(&network.name, None, &places)
-                };
-                done = self.daemon.replace_peers(request).await;
-            }
-            teller.generation = generation;
-            teller.told.remove(&network.name);
-            done?;
-            let told = Told { uid: network.uid.clone(), generation, places };
-            teller.told.insert(network.name.clone(), told);
+            done = done.and(self.tell_one(teller, network).await);
         }
+        done
+    }
+
+    async fn tell_one(&self, teller: &mut Teller, network: &Reaching) -> Result<(), DaemonError> {
+        let places = teller.places(network);
+        let old = teller.told.get(&network.name).filter(|told| told.uid == network.uid);
+        if old.is_some_and(|told| told.places == places) {
+            return Ok(());
+        }
+        if old.is_none() {
+            self.daemon.ensure_network(&network.name, Some(network.vni)).await?;
+        }
+        let (epoch, generation) = (teller.epoch, teller.generation + 1);
+        let version = Some(v1::PeersVersion { epoch, generation });
+        let mut request =
+            v1::ReplacePeersRequest { version, ..request(&network.name, old, &places) };
+        let mut done = self.daemon.replace_peers(request.clone()).await;
+        if request.base.is_some() && matches!(done, Err(DaemonError::Refused(_))) {
+            // It was started again, or somebody else spoke.
+            request =
+                v1::ReplacePeersRequest { version, ..self::request(&network.name, None, &places) };
+            done = self.daemon.replace_peers(request).await;
+        }
+        teller.generation = generation;
+        teller.told.remove(&network.name);
+        done?;
+        let told = Told { uid: network.uid.clone(), generation, places };
+        teller.told.insert(network.name.clone(), told);
         Ok(())
     }
 }

@@ -19,6 +19,10 @@ pub(crate) struct Table {
     pub(crate) calls: u32,
     /// It answers no change until it is told to.
     pub(crate) hangs: Option<Arc<Notify>>,
+    /// A network that answers no change.
+    pub(crate) silent: Option<String>,
+    /// How often that one was asked.
+    pub(crate) unanswered: u32,
     /// Why it makes no NIC.
     pub(crate) refuses: Option<String>,
     /// The next look is answered with what there is now, but late.
@@ -76,6 +80,19 @@ impl FakeDaemon {
         if table.down { Err(DaemonError::Unreachable("it is down".to_owned())) } else { Ok(table) }
     }
 
+    /// Waits for ever if the network is the silent one.
+    async fn speak(&self, network: &str) {
+        let silent = {
+            let mut table = self.table();
+            let silent = table.silent.as_deref() == Some(network);
+            table.unanswered += u32::from(silent);
+            silent
+        };
+        if silent {
+            std::future::pending::<()>().await;
+        }
+    }
+
     fn change(&self) -> Result<MutexGuard<'_, Table>, DaemonError> {
         let mut table = self.read()?;
         table.calls += 1;
@@ -121,6 +138,7 @@ impl Daemon for FakeDaemon {
     }
 
     async fn replace_peers(&self, request: v1::ReplacePeersRequest) -> Result<(), DaemonError> {
+        self.speak(&request.network).await;
         let mut table = self.change()?;
         let v1::ReplacePeersRequest { network, version, base, add, remove } = request;
         if !table.networks.contains(&network) {
@@ -140,12 +158,13 @@ impl Daemon for FakeDaemon {
         Ok(())
     }
 
-    async fn reload(&self) -> Result<(), DaemonError> {
+    async fn reload(&self) -> Result<v1::ReloadResponse, DaemonError> {
         self.change()?.reloads += 1;
-        Ok(())
+        Ok(v1::ReloadResponse::default())
     }
 
     async fn add_nic(&self, request: v1::AddNicRequest) -> Result<v1::Nic, DaemonError> {
+        self.speak(&request.network).await;
         let hangs = self.table().hangs.take();
         if let Some(hangs) = hangs {
             hangs.notified().await;
@@ -202,6 +221,8 @@ impl Daemon for FakeDaemon {
     }
 
     async fn remove_nic(&self, name: &str) -> Result<(), DaemonError> {
+        let network = self.table().nics.get(name).map(|nic| nic.network.clone());
+        self.speak(network.as_deref().unwrap_or_default()).await;
         let mut table = self.change()?;
         if let Some(nic) = table.nics.remove(name) {
             std::fs::remove_file(&nic.socket).unwrap();

@@ -19,6 +19,7 @@ mod kubelet;
 mod named;
 mod ownership;
 mod registration;
+mod silent;
 mod start;
 mod stuck;
 mod world;

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use vhost_rdma_agent::agent::{Agent, Parts, Settings, Undo};
 use vhost_rdma_agent::config::{Config, KubeletPaths};
+use vhost_rdma_agent::daemon::{Pace, Paced};
 use vhost_rdma_agent::events::Events;
 use vhost_rdma_agent::files::Dirs;
 use vhost_rdma_agent::host::{Host, Inventory};
@@ -18,7 +19,7 @@ use vhost_rdma_agent_api::{Attach, Attachment, Pod, Reply, Request};
 use crate::daemon::FakeDaemon;
 use crate::kubelet::FakeKubelet;
 
-pub(crate) type TheAgent = Arc<Agent<FakeDaemon, NodeKubelet>>;
+pub(crate) type TheAgent = Arc<Agent<Paced<FakeDaemon>, NodeKubelet>>;
 
 pub(crate) const BLUE: &str = "vhost-rdma.io/blue";
 pub(crate) const CONFIG: &str = "injection='classic'\n[[pools]]\nname='blue'\nkind='vhost-user'\n\
@@ -47,6 +48,7 @@ pub(crate) struct World {
     pub(crate) start: Duration,
     pub(crate) patience: Duration,
     pub(crate) rest: Duration,
+    pub(crate) pace: Pace,
     pub(crate) own_pod: Option<(String, String)>,
     pub(crate) hardware: Arc<Hardware>,
     pub(crate) undo: Undo,
@@ -79,6 +81,7 @@ impl World {
             start: Duration::ZERO,
             patience: Duration::ZERO,
             rest: Duration::from_secs(3600),
+            pace: Pace::default(),
             own_pod: None,
             hardware: Arc::default(),
             undo: Undo::Here,
@@ -136,7 +139,7 @@ impl World {
         let parts = Parts {
             settings,
             config: config(text),
-            daemon: self.daemon.clone(),
+            daemon: Paced::new(self.daemon.clone(), self.pace),
             kubelet: NodeKubelet::new(&paths),
             host: self.hardware.clone(),
             events: self.events.clone(),

@@ -1,6 +1,5 @@
-//! The daemon as the agent needs it, and its admin API as the real one.
+//! The real daemon: its admin API.
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::Path;
 use std::time::Duration;
@@ -12,28 +11,13 @@ use tonic::{Code, Status};
 use vhost_rdma_proto::v1::admin_client::AdminClient;
 use vhost_rdma_proto::{ANSWER_MAX, v1};
 
-/// How long one call may take: ending a NIC waits for its guest's last accesses, everything else is
-/// instant.
+use super::{Daemon, DaemonError, Done, View};
+
+/// How long one call may take where nobody is less patient: ending a NIC waits for its guest's last
+/// accesses, everything else is instant.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a look may take, before the daemon counts as gone.
 const LOOK: Duration = Duration::from_secs(10);
-
-/// Why the daemon did not do it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DaemonError {
-    /// It does not answer.
-    #[error("the vhost-rdma daemon does not answer: {0}")]
-    Unreachable(String),
-    /// It has no such thing.
-    #[error("{0}")]
-    NotFound(String),
-    /// It has one of this name.
-    #[error("{0}")]
-    Exists(String),
-    /// It refused.
-    #[error("{0}")]
-    Refused(String),
-}
 
 impl From<Status> for DaemonError {
     fn from(status: Status) -> Self {
@@ -52,48 +36,6 @@ impl From<Status> for DaemonError {
             _ => Self::Refused(message),
         }
     }
-}
-
-type Done<T> = Result<T, DaemonError>;
-
-/// What there is in the daemon.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct View {
-    /// Its run: another one has lost every session.
-    pub instance: String,
-    /// Its version.
-    pub version: String,
-    /// Every NIC by name.
-    pub nics: BTreeMap<String, v1::Nic>,
-}
-
-/// The calls that the agent makes.
-pub trait Daemon: Send + Sync + 'static {
-    /// Who it is and what it has.
-    fn view(&self) -> impl Future<Output = Done<View>> + Send;
-    /// Makes a network unless it exists.
-    fn ensure_network(&self, name: &str, vni: Option<u32>)
-    -> impl Future<Output = Done<()>> + Send;
-    /// Removes a network, if the one of this name has this VNI.
-    fn remove_network(&self, name: &str, vni: u32) -> impl Future<Output = Done<()>> + Send;
-    /// Replaces the controller's peers of a network, or changes them.
-    fn replace_peers(
-        &self,
-        request: v1::ReplacePeersRequest,
-    ) -> impl Future<Output = Done<()>> + Send;
-    /// Has it read its files again.
-    fn reload(&self) -> impl Future<Output = Done<()>> + Send;
-    /// Makes a NIC.
-    fn add_nic(&self, request: v1::AddNicRequest) -> impl Future<Output = Done<v1::Nic>> + Send;
-    /// Changes a NIC.
-    fn update_nic(
-        &self,
-        request: v1::UpdateNicRequest,
-    ) -> impl Future<Output = Done<v1::Nic>> + Send;
-    /// Shows a NIC.
-    fn nic(&self, name: &str) -> impl Future<Output = Done<v1::Nic>> + Send;
-    /// Ends a NIC; one that does not exist is no fault.
-    fn remove_nic(&self, name: &str) -> impl Future<Output = Done<()>> + Send;
 }
 
 /// The admin API on its unix socket; the connection is made when it is needed, and again when it
@@ -182,10 +124,8 @@ impl Daemon for AdminApi {
         within(PATIENCE, self.client.clone().replace_peers(request)).await.map(|_| ())
     }
 
-    async fn reload(&self) -> Done<()> {
-        // What else the file asks for and could not be had is the operator's business, and in the
-        // daemon's log.
-        within(PATIENCE, self.client.clone().reload(v1::ReloadRequest {})).await.map(|_| ())
+    async fn reload(&self) -> Done<v1::ReloadResponse> {
+        within(PATIENCE, self.client.clone().reload(v1::ReloadRequest {})).await
     }
 
     async fn add_nic(&self, request: v1::AddNicRequest) -> Done<v1::Nic> {
@@ -207,24 +147,6 @@ impl Daemon for AdminApi {
             Err(error) => Err(error),
         }
     }
-}
-
-/// The daemon's word for a session.
-#[must_use]
-pub const fn session_word(session: v1::Session) -> &'static str {
-    match session {
-        v1::Session::Connected => "connected",
-        v1::Session::DriverReady => "driver_ready",
-        v1::Session::Failed => "failed",
-        v1::Session::Absent => "absent",
-        v1::Session::Unspecified => "unknown",
-    }
-}
-
-/// Is a VMM connected?
-#[must_use]
-pub fn is_connected(nic: &v1::Nic) -> bool {
-    matches!(nic.session(), v1::Session::Connected | v1::Session::DriverReady)
 }
 
 #[cfg(test)]

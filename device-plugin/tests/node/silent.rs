@@ -1,0 +1,80 @@
+//! A network of the daemon that does not answer: its tenant keeps it so, and others do not wait.
+
+use std::time::{Duration, Instant};
+
+use vhost_rdma_agent::daemon::Pace;
+
+use crate::kubelet::eventually;
+use crate::world::{BLUE, CONFIG, World};
+
+const RED: &str = "[[pools]]\nname='red'\nkind='vhost-user'\ncount=2\nnetwork='red'\n";
+const CALL: Duration = Duration::from_millis(300);
+
+/// Two pools, of two networks; one that is silent is left alone for the length of the test.
+async fn two_networks(rest: Duration) -> World {
+    let mut world = World::new().await;
+    world.kill_agent().await;
+    world.pace = Pace { call: CALL, rest, longest: rest * 4 };
+    world.start_agent(&format!("{CONFIG}{RED}")).await;
+    world
+}
+
+async fn red(world: &World, id: &str) -> Result<(), String> {
+    let ids = [vec![id.to_owned()]];
+    let asked = world.agent().allocate("red", &ids);
+    let answered = tokio::time::timeout(Duration::from_secs(10), asked).await;
+    answered.map_err(|_| "still waiting".to_owned())?.map_err(|error| error.to_string())?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_silent_network_keeps_the_pods_of_no_other_waiting() {
+    let world = two_networks(Duration::from_secs(3600)).await;
+    world.daemon.table().silent = Some("blue".to_owned());
+    let agent = world.agent().clone();
+    let first =
+        tokio::spawn(async move { agent.allocate("blue", &[vec!["blue-0".to_owned()]]).await });
+    let asked = || (world.daemon.table().unanswered == 1).then_some(());
+    eventually("the silent network is asked", asked).await;
+    let began = Instant::now();
+    red(&world, "red-0").await.unwrap();
+    assert!(began.elapsed() < CALL * 4, "{:?}", began.elapsed());
+    let refused = first.await.unwrap().unwrap_err().to_string();
+    assert!(refused.contains("network \"blue\" of the daemon does not answer"), "{refused}");
+    // From now on nobody waits for it at all, and the kubelet gives none of its IDs to a pod.
+    let began = Instant::now();
+    for id in ["blue-1", "blue-2"] {
+        assert!(world.allocate(&[id]).await.is_err());
+    }
+    world.settle().await;
+    assert!(began.elapsed() < CALL * 2, "{:?}", began.elapsed());
+    assert_eq!(world.daemon.table().unanswered, 1);
+    let list = world.agent().subscribe("blue").unwrap().borrow().clone();
+    assert!(list.iter().all(|device| device.health == "Unhealthy"), "{list:?}");
+    red(&world, "red-1").await.unwrap();
+}
+
+#[tokio::test]
+async fn nics_of_a_silent_network_end_later_and_keep_nobody_waiting() {
+    let world = two_networks(CALL).await;
+    world.allocate(&["blue-0", "blue-1", "blue-2"]).await.unwrap();
+    for (pod, id) in [("p", "blue-0"), ("q", "blue-1"), ("r", "blue-2")] {
+        world.kubelet.give(pod, BLUE, id);
+    }
+    world.settle().await;
+    world.daemon.table().silent = Some("blue".to_owned());
+    for pod in ["p", "q", "r"] {
+        world.kubelet.delete(pod);
+    }
+    let began = Instant::now();
+    world.settle().await;
+    red(&world, "red-0").await.unwrap();
+    world.kubelet.give("s", "vhost-rdma.io/red", "red-0");
+    // Three NICs that each wait in each of five rounds would be fifteen times that.
+    assert!(began.elapsed() < CALL * 6, "{:?}", began.elapsed());
+    assert_eq!(world.nics().len(), 4);
+    world.daemon.table().silent = None;
+    tokio::time::sleep(CALL * 5).await;
+    world.settle().await;
+    assert_eq!(world.nics(), ["k8s.red-0"]);
+}
