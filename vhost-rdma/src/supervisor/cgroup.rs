@@ -287,19 +287,45 @@ struct Part {
 impl Part {
     fn make(&self, limits: CgroupLimits) -> io::Result<()> {
         make_dir(&self.dir)?;
-        let files = match self.tree.version {
-            Version::One => ["memory.limit_in_bytes", "pids.max"],
-            Version::Two => ["memory.max", "pids.max"],
-        };
         let limits = [limits.memory, limits.pids];
-        for ((controller, file), limit) in CONTROLLERS.iter().zip(files).zip(limits) {
-            if let Some(limit) = limit
-                && self.tree.controllers.contains(controller)
-            {
-                fs::write(self.dir.join(file), limit.to_string())?;
+        for (controller, limit) in CONTROLLERS.iter().zip(limits) {
+            if self.tree.controllers.contains(controller) {
+                self.limit(controller, limit)?;
             }
         }
         Ok(())
+    }
+
+    /// Sets a limit, or takes away the one that an earlier daemon set.
+    ///
+    /// What is over a limit of memory must not go to the host's swap instead, which is everybody's:
+    /// there is none for it. Version 1 counts both together, and wants the sum never below the
+    /// memory (admin-guide/cgroup-v1/memory.rst, 2.4).
+    fn limit(&self, controller: &str, limit: Option<u64>) -> io::Result<()> {
+        let said = |none: &str| limit.map_or_else(|| none.to_owned(), |limit| limit.to_string());
+        let set = |file: &str, text: &str| fs::write(self.dir.join(file), text);
+        match (controller, self.tree.version) {
+            ("memory", Version::One) => {
+                let both = "memory.memsw.limit_in_bytes";
+                let counts_both = self.dir.join(both).exists();
+                if counts_both {
+                    set(both, "-1")?;
+                }
+                set("memory.limit_in_bytes", &said("-1"))?;
+                if counts_both {
+                    set(both, &said("-1"))?;
+                }
+                Ok(())
+            }
+            ("memory", Version::Two) => {
+                let swap = "memory.swap.max";
+                if self.dir.join(swap).exists() {
+                    set(swap, limit.map_or("max", |_| "0"))?;
+                }
+                set("memory.max", &said("max"))
+            }
+            _ => set(&format!("{controller}.max"), &said("max")),
+        }
     }
 
     fn remove(&self) {
@@ -452,5 +478,39 @@ mod tests {
         let refused = Tree::second(dir.path().to_owned()).unwrap_err();
         assert!(refused.to_string().contains("other processes"), "{refused}");
         assert!(!dir.path().join(OURS).exists());
+    }
+
+    /// A cgroup of one controller that an earlier daemon left, with these files.
+    fn left(version: Version, files: &[&str]) -> (tempfile::TempDir, Part) {
+        let dir = tempfile::tempdir().unwrap();
+        files.iter().for_each(|file| fs::write(dir.path().join(file), "77").unwrap());
+        let tree = Tree { version, dir: dir.path().to_owned(), controllers: vec!["memory"] };
+        let part = Part { tree, dir: dir.path().to_owned() };
+        (dir, part)
+    }
+
+    #[test]
+    fn what_is_over_a_limit_does_not_go_to_the_hosts_swap() {
+        let limits = CgroupLimits { memory: Some(4096), pids: None };
+        let (dir, part) = left(Version::Two, &["memory.max", "memory.swap.max"]);
+        let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
+        part.make(limits).unwrap();
+        assert_eq!((read("memory.max"), read("memory.swap.max")), ("4096".into(), "0".into()));
+        // Without a limit in this run nothing is left of it.
+        part.make(CgroupLimits::default()).unwrap();
+        assert_eq!((read("memory.max"), read("memory.swap.max")), ("max".into(), "max".into()));
+
+        let files = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"];
+        let (dir, part) = left(Version::One, &files);
+        let read = || files.map(|file| fs::read_to_string(dir.path().join(file)).unwrap());
+        part.make(limits).unwrap();
+        assert_eq!(read(), ["4096", "4096"]);
+        part.make(CgroupLimits::default()).unwrap();
+        assert_eq!(read(), ["-1", "-1"]);
+
+        // A kernel that does not count swap has no file for it.
+        let (dir, part) = left(Version::Two, &["memory.max"]);
+        part.make(limits).unwrap();
+        assert!(!dir.path().join("memory.swap.max").exists());
     }
 }
