@@ -114,7 +114,9 @@ impl Lease {
     pub(super) fn extend(&mut self, qps: u64) -> Vec<u32> {
         // Half of it may rest, and a pool that is nearly full is slow.
         let most = qps.saturating_mul(2).div_ceil(BLOCK.into()) + FIRST as u64;
-        let wanted = (2 * self.blocks.len()).min(usize::try_from(most).unwrap_or(usize::MAX));
+        // It may have begun when there were none.
+        let wanted =
+            (2 * self.blocks.len()).max(FIRST).min(usize::try_from(most).unwrap_or(usize::MAX));
         self.extend_to(wanted)
     }
 
@@ -170,6 +172,16 @@ mod tests {
         assert!(
             others.iter().all(|lease| !lease.blocks().is_empty() || lender.state().free.is_empty())
         );
+    }
+
+    #[test]
+    fn who_began_when_there_were_none_gets_some_later() {
+        let lender = lender();
+        let all: Vec<u32> = lender.state().free.drain(..).collect();
+        let mut late = lender.lease("late");
+        assert!(late.blocks().is_empty() && late.extend(100).is_empty());
+        lender.state().free.extend(all);
+        assert_eq!(late.extend(100).len(), FIRST);
     }
 
     #[test]
