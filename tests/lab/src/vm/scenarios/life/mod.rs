@@ -180,16 +180,20 @@ impl Life {
         Ok(())
     }
 
-    /// A measured value with its reference, as a row of its own.
-    fn note(&mut self, name: &str, (value, reference): (f64, f64), unit: &str) {
+    /// A measured value with its reference, as a row of its own that holds up to a bound.
+    fn note(&mut self, name: &str, (value, reference): (f64, f64), (most, unit): (f64, &str)) {
         self.noted.push(Row {
             name: name.into(),
-            ok: true,
+            ok: value <= most,
             value: Some(value),
             reference: Some(reference),
             ratio: (reference > 0.0).then(|| value / reference),
             unit: unit.into(),
-            target: String::new(),
+            target: if reference > 0.0 {
+                format!("<={:.3}", most / reference)
+            } else {
+                String::new()
+            },
         });
     }
 

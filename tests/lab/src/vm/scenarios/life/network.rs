@@ -25,6 +25,12 @@ const BUILD: Duration = Duration::from_secs(900);
 pub(super) const BACK: Duration = Duration::from_secs(60);
 /// How long neighbours are looked at while nothing happens.
 const CALM: Duration = Duration::from_secs(5);
+/// Of the neighbours' requests 99 in 100 may take twice what they take in calm, and this more: as in
+/// the benchmark of isolation.
+const MORE_US: f64 = 200.0;
+/// The longest pause under two emulated VMs on the processors of this machine. What is aimed at is
+/// 50 ms without them (`cargo xtask bench speed -- restart_pause upgrade_pause`).
+const PAUSE: (f64, &str) = (250.0, "ms");
 const NEIGHBOURS: [&str; 2] = ["green0", "green1"];
 
 /// The device is there, its port works, and a program can open it.
@@ -192,7 +198,7 @@ impl Life {
         }
         for (what, longest) in ["a restart", "an upgrade"].into_iter().zip(longest) {
             let name = format!("longest pause of {what}, beside 50 ms");
-            self.note(&name, (f64::from(u32::try_from(longest)?) / 1000.0, 50.0), "ms");
+            self.note(&name, (f64::from(u32::try_from(longest)?) / 1000.0, 50.0), PAUSE);
         }
         ensure!(lost(self)? == before, "a driver found its device lost");
         self.monitors_noticed_nothing()?;
@@ -261,8 +267,10 @@ impl Life {
         self.monitors_noticed_nothing()?;
         NICS.iter().try_for_each(|nic| self.wait_empty(nic, true))?;
         eprintln!("    the devices were back {:.1} s after the kill", back.as_secs_f64());
-        self.note("neighbours' p99 beside it", (during.p99_us, before.p99_us), "us");
-        self.note("neighbours' p50 beside it", (during.p50_us, before.p50_us), "us");
+        let most = 2.0 * before.p99_us + MORE_US;
+        eprintln!("    neighbours' p50: {:.1} us, {:.1} in calm", during.p50_us, before.p50_us);
+        let p99 = (during.p99_us, before.p99_us);
+        self.note("neighbours' p99 beside it", p99, (most, "us"));
         eprintln!(
             "    neighbours: {} requests, none failed, the longest {:.0} us (before: {:.0} us)",
             during.requests, during.most_us, before.most_us
