@@ -220,6 +220,12 @@ impl<B: Backend> Daemon<B> {
         self.backend.upgrade_pause()
     }
 
+    /// Whether guests that an earlier program served go on here.
+    #[must_use]
+    pub fn has_taken_up(&self) -> bool {
+        self.backend.has_taken_up()
+    }
+
     /// Adds a network.
     ///
     /// # Errors

@@ -32,6 +32,8 @@ use crate::places::origin;
 use crate::socket;
 use crate::store::{Listening, Owner, Sockets, Store, Successor, become_successor};
 
+/// Between two tries to have the address of metrics.
+const METRICS_RETRY: Duration = Duration::from_secs(2);
 /// How long open API calls may take to end after a signal.
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
@@ -320,10 +322,11 @@ fn serve_api<B: Backend>(
             && let Err(error) = serve_metrics(address, Arc::clone(daemon)).await
         {
             // Guests that an earlier program served are not to lose their devices for it.
-            if daemon.upgrade_pause().is_zero() {
+            if !daemon.has_taken_up() && daemon.upgrade_pause().is_zero() {
                 return Err(error);
             }
-            tracing::error!(%error, "there are no metrics");
+            tracing::error!(%error, "there are no metrics yet");
+            tokio::spawn(serve_metrics_later(address.clone(), Arc::clone(daemon)));
         }
         let about = About {
             runtime_dir: path.parent().unwrap_or(path).display().to_string(),
@@ -429,6 +432,16 @@ fn announce(path: &Path, store: &Store) {
     tracing::info!(socket = %path.display(), version = env!("CARGO_PKG_VERSION"), "ready");
     if let Err(error) = store.tell("READY=1\n") {
         tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
+    }
+}
+
+/// Whoever is in the way may go.
+async fn serve_metrics_later<B: Backend>(address: MetricsAddress, daemon: Arc<Daemon<B>>) {
+    loop {
+        tokio::time::sleep(METRICS_RETRY).await;
+        if serve_metrics(&address, Arc::clone(&daemon)).await.is_ok() {
+            return;
+        }
     }
 }
 

@@ -138,6 +138,11 @@ pub trait Backend: Send + Sync + 'static {
         Duration::ZERO
     }
 
+    /// Guests that an earlier program served go on here.
+    fn has_taken_up(&self) -> bool {
+        false
+    }
+
     /// All networks are: what an earlier daemon left for others is nobody's.
     fn settled(&self) {}
 

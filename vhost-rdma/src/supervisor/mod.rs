@@ -35,6 +35,7 @@ mod state;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -74,6 +75,8 @@ pub struct Supervisor {
     sockets: Arc<Sockets>,
     /// Who waits at all sockets.
     watch: LateWatch,
+    /// A VMM of an earlier daemon goes on here.
+    has_taken_up: AtomicBool,
 }
 
 /// An end of a NIC that takes longer is worth a line in the log.
@@ -90,7 +93,13 @@ impl fmt::Debug for Supervisor {
 impl Supervisor {
     /// One whose NICs `dataplane` serves, at `sockets`; there are none yet.
     pub fn new(dataplane: Arc<dyn Dataplane>, sockets: Arc<Sockets>) -> Self {
-        Self { attached: Mutex::default(), dataplane, sockets, watch: LateWatch::default() }
+        Self {
+            attached: Mutex::default(),
+            dataplane,
+            sockets,
+            watch: LateWatch::default(),
+            has_taken_up: AtomicBool::new(false),
+        }
     }
 
     fn attached(&self) -> MutexGuard<'_, BTreeMap<String, Attached>> {
@@ -115,6 +124,7 @@ impl Supervisor {
         let waiting = match config.guests {
             Guests::Vm => {
                 let left = self.dataplane.take_up(config);
+                self.has_taken_up.fetch_or(left.is_some(), Ordering::Relaxed);
                 let at = (seat.clone(), socket.clone());
                 let watch = self.watch.get();
                 watch.and_then(|watch| Listener::start(at, &watch, left)).map(Waiting::Vmms)
@@ -205,6 +215,10 @@ impl Backend for Supervisor {
 
     fn upgrade_pause(&self) -> Duration {
         self.dataplane.upgrade_pause()
+    }
+
+    fn has_taken_up(&self) -> bool {
+        self.has_taken_up.load(Ordering::Relaxed)
     }
 
     fn settled(&self) {

@@ -339,6 +339,23 @@ fn replace_supervisor(daemon: &Daemon) {
 }
 
 #[test]
+fn whoever_is_in_the_place_of_metrics_costs_no_guest_its_device() {
+    let world = kept();
+    let mut nodes = ["net", "net"].map(|network| node(&world, network));
+    let socket = world.daemon.dir().join("metrics.sock");
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::create_dir(&socket).unwrap();
+    replace_supervisor(&world.daemon);
+    for node in &mut nodes {
+        told_that_it_is_lost(&node.guest);
+        *node = start_anew(node);
+    }
+    writes(&mut pair(&nodes[0], &nodes[1]), 1);
+    std::fs::remove_dir(&socket).unwrap();
+    eventually("there are no metrics", || socket.exists() && world.daemon.metrics().is_ok());
+}
+
+#[test]
 fn sessions_survive_a_supervisor_that_is_killed() {
     let world = kept();
     let mut nodes = ["net", "net", "red", "red"].map(|network| node(&world, network));
