@@ -65,6 +65,10 @@ impl<'a> Wanted<'a> {
                 "imagePullPolicy": "Never",
                 "command": command,
                 "args": self.args,
+                // The virtual guest's own patience, and of its queue pairs.
+                "env": [
+                    {"name": "VHOST_RDMA_PATIENCE", "value": exec::patience().to_string()},
+                ],
                 "securityContext": {
                     "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
                 },

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use crate::cache::Cache;
+use crate::exec;
 use crate::host::Archive;
 use crate::k8s::cluster::{ADDRESSED, ours_is};
 use crate::k8s::image::Image;
@@ -66,11 +67,13 @@ impl Bench<'_> {
 
     /// A program with its server in one pod and its client in another: what the client printed.
     fn between(&self, program: &str, server: &Pod, client: &Pod) -> Result<String> {
-        let both = format!("timeout 40 {program} -d vhost_rdma0");
+        let patience = exec::patience();
+        let both = format!("timeout {} {program} -d vhost_rdma0", 40 * patience);
         self.in_pod(server, &format!("{both} > /dev/null 2>&1 &"))?;
         // The server is there when its port is.
         let script = format!(
-            "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; {both} {} && exit; done; exit 1",
+            "for i in $(seq {}); do sleep 0.3; {both} {} && exit; done; exit 1",
+            10 * patience,
             server.ip
         );
         self.in_pod(client, &script).with_context(|| format!("{program} in {}", client.name))

@@ -29,12 +29,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use virtual_guest::control::Mr;
+use virtual_guest::daemon;
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::{Av, Path, SendWr};
 use virtual_guest::rings::Cqe;
 use virtual_guest::spec::{GSI_QKEY, err, status};
 use virtual_guest::world::{End, Node, pattern};
 
+/// For something of the daemon or a peer, on a machine that is not emulated.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often a daemon that is away is looked for.
 const RETRY: Duration = Duration::from_millis(100);
@@ -195,12 +197,12 @@ impl Side {
 
     fn sent(&mut self, what: &str, request: &SendWr) -> Result<()> {
         self.end.qp.post_send(request);
-        let cqe = self.end.scq.wait(PATIENCE);
+        let cqe = self.end.scq.wait(patience());
         completed(what, cqe)
     }
 
     fn received(&mut self, seed: u64) -> Result<()> {
-        let cqe = self.end.rcq.wait(PATIENCE);
+        let cqe = self.end.rcq.wait(patience());
         completed("RECV", cqe)?;
         self.same("what was received", &self.inbox, 0, seed)
     }
@@ -231,11 +233,15 @@ impl Side {
     }
 }
 
+fn patience() -> Duration {
+    PATIENCE * daemon::patience()
+}
+
 fn completed(what: &str, cqe: Option<Cqe>) -> Result<()> {
     match cqe {
         Some(cqe) if cqe.status == status::SUCCESS => Ok(()),
         Some(cqe) => bail!("{what} completed with status {}", cqe.status),
-        None => bail!("{what} did not complete within {} s", PATIENCE.as_secs()),
+        None => bail!("{what} did not complete within {} s", patience().as_secs()),
     }
 }
 
@@ -267,7 +273,7 @@ impl Cm {
         self.said.view().write(0, &pattern(seed, MAD as usize));
         let sge = [self.said.sge(0, MAD)];
         self.end.qp.post_send(&SendWr::datagram(2, &sge, ah, 1, GSI_QKEY));
-        completed("a datagram of QP 1", self.end.scq.wait(PATIENCE))?;
+        completed("a datagram of QP 1", self.end.scq.wait(patience()))?;
         Ok(self.end.node.ctx.destroy_ah(ah)?)
     }
 
@@ -318,7 +324,7 @@ struct Talk {
 
 impl Talk {
     fn new(stream: TcpStream) -> Result<Self> {
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience()))?;
         stream.set_nodelay(true)?;
         Ok(Self { lines: BufReader::new(stream) })
     }
@@ -374,7 +380,7 @@ fn transfer(
     let mut side = Side::new(node, bytes, seed)?;
     let half = side.half();
     *qpn = half.qpn;
-    let stream = TcpStream::connect_timeout(&peer, PATIENCE)
+    let stream = TcpStream::connect_timeout(&peer, patience())
         .with_context(|| format!("cannot reach the peer at {peer}"))?;
     let mut talk = Talk::new(stream)?;
     let mut hello = serde_json::to_value(&half)?;
