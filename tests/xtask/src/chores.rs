@@ -291,8 +291,9 @@ pub(crate) fn bench(
 
 /// The isolation benchmark as CI runs it: every attack runs, and nowhere does the worker stand
 /// still. A machine that has other things to do fails no target; those are for a report.
-pub(crate) fn isolation() -> Result<bool> {
-    bench(Bench::Isolation, true, None, &["--loose".to_owned()])
+pub(crate) fn isolation(more: &[&str]) -> Result<bool> {
+    let words: Vec<String> = ["--loose"].iter().chain(more).map(|word| (*word).into()).collect();
+    bench(Bench::Isolation, true, None, &words)
 }
 
 /// The virtual guest's soak.

@@ -82,7 +82,7 @@ const TESTS: &[(When, &str, Run)] = &[
     (Fast, "tests", |c, _| chores::tests(c)),
     (Usual, "seeded device bugs", chores::mutants),
     (Usual, "soak for a minute", |_, _| chores::soak(1.0, None, &[])),
-    (Usual, "attacks on a neighbour's time", |_, _| chores::isolation()),
+    (Usual, "attacks on a neighbour's time", |_, _| chores::isolation(&[])),
     (Usual, "processes with RDMA devices", |c, _| attempt::Args::as_nobody().run(c)),
     (Usual, "programs with NICs for processes", |c, full| {
         process::Args::on((!full).then_some(Debian::Trixie)).run(c)
@@ -111,12 +111,16 @@ const TESTS: &[(When, &str, Run)] = &[
     (Full, "clippy without host-rnic", |c, _| chores::clippy_plain(c)),
     (Full, "one process for all networks", |c, _| chores::tests_shaped(c, "one")),
     (Full, "two workers for each network", |c, _| chores::tests_shaped(c, "spread")),
+    (Full, "attacks by processes on a neighbour's time", |_, _| {
+        chores::isolation(&["--processes"])
+    }),
     (Full, "two containers with RDMA devices", |c, _| process::ContainersArgs::default().run(c)),
     (Full, "Helm renders the chart", |c, _| chart::shown(c)),
     (Full, "CNI plugin with RDMA devices", |c, _| cni_rdma::Args::default().run(c)),
     (Full, "stock Debian 12 and 13", |c, _| stock::Args::default().run(c)),
     (Full, "two VMs on stock Debian", |c, _| stock::Args::with_two_vms().run(c)),
     (Full, "the README's demo on stock Debian", |c, _| stock::Args::with_demo().run(c)),
+    (Full, "a cluster on stock Debian", |c, _| stock::Args::with_cluster().run(c)),
     (Full, "driver and device of different ages", |c, _| ages::Args::default().run(c)),
     (Full, "machines with an IOMMU", |c, _| iommu::Args::default().run(c)),
     (Full, "guests on an RNIC", |c, _| rnic::Args::default().run(c)),

@@ -43,6 +43,7 @@ use anyhow::{Context, Result};
 use crate::cache::Cache;
 use crate::exec;
 use crate::host;
+use crate::process::products;
 use crate::rows::{self, Row};
 use image::Image;
 use node::{Life, Node};
@@ -103,6 +104,15 @@ impl Command {
             Self::Down(json) => json.row("the cluster's end leaves nothing", down),
         }
     }
+}
+
+/// Builds and fetches what a cluster of a brief run is made of, so that it can be used elsewhere.
+pub(crate) fn make(cache: &Cache) -> Result<()> {
+    host::ensure_tools(cache)?;
+    Ours::build(cache)?;
+    Parts::prepare(cache)?;
+    processes::root(cache)?;
+    products::libraries(cache).map(drop)
 }
 
 /// Starts a cluster with the images that every pod needs.

@@ -25,8 +25,8 @@ const BUILD: Duration = Duration::from_secs(900);
 pub(super) const BACK: Duration = Duration::from_secs(60);
 /// How long neighbours are looked at while nothing happens.
 const CALM: Duration = Duration::from_secs(5);
-/// Of the neighbours' requests 99 in 100 may take twice what they take in calm, and this more: as in
-/// the benchmark of isolation.
+/// Of the neighbours' requests 99 in 100 may take twice what they take in calm, and this more: as
+/// in the benchmark of isolation.
 const MORE_US: f64 = 200.0;
 /// The longest pause under two emulated VMs on the processors of this machine. What is aimed at is
 /// 50 ms without them (`cargo xtask bench speed -- restart_pause upgrade_pause`).

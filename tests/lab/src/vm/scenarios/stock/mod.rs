@@ -130,6 +130,11 @@ impl Args {
         Self { xtask: Some(readme::DEMO.to_owned()), ..Self::default() }
     }
 
+    /// The form in which the cluster's tests are typed in the VM.
+    pub fn with_cluster() -> Self {
+        Self { xtask: Some(readme::CLUSTER.to_owned()), ..Self::default() }
+    }
+
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
         let mut lab = Lab::prepare(cache)?;

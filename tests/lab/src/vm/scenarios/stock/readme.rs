@@ -19,6 +19,7 @@ use super::nested::CGROUPS;
 use super::{Args, kernels};
 use crate::cache::Cache;
 use crate::exec;
+use crate::k8s;
 use crate::products;
 use crate::roots::{self, Debian};
 use crate::rows::Row;
@@ -28,6 +29,9 @@ use crate::vm::{Lab, Nic, Plan};
 
 /// What the README tells its reader to type first.
 pub(super) const DEMO: &str = "demo";
+
+/// The step of the README's second command that needs most of a host: a cluster of one node.
+pub(super) const CLUSTER: &str = "k8s test --brief";
 
 const MOUNTS: Duration = Duration::from_secs(120);
 /// The demo has taken 47 minutes, beside compilers.
@@ -109,8 +113,11 @@ fn script(words: &str) -> String {
     )
 }
 
-/// What the demo is made of, so that the VM finds it.
-fn make(lab: &Lab) -> Result<()> {
+/// What the command is made of, so that the VM finds it: a cluster's parts, or the demo's.
+fn make(words: &str, lab: &Lab) -> Result<()> {
+    if words.starts_with("k8s") {
+        return k8s::make(&lab.cache);
+    }
     daemon::build(&lab.cache)?;
     products::for_guest(&lab.cache, Debian::default())?;
     roots::guest(&lab.cache, Debian::default()).map(|_| ())
@@ -143,7 +150,7 @@ fn rows(share: &Path) -> Result<Vec<Row>> {
 impl Args {
     /// One VM of each release after the other, and the command in it.
     pub(super) fn command(&self, words: &str, lab: &mut Lab, table: &mut Vec<Row>) -> Result<()> {
-        make(lab)?;
+        make(words, lab)?;
         let directories = directories(&lab.cache)?;
         let names: Vec<String> =
             directories.iter().map(|one| quoted(&one.display().to_string())).collect();
