@@ -31,8 +31,8 @@ const LOW: u32 = (1 << HALF) - 1;
 const TRIES: u32 = 256;
 /// A pool with fewer numbers left asks for more.
 const FEW: usize = BLOCK as usize;
-/// Whoever lends may have had none left when it was asked, and have some now. It is asked again each
-/// time that so many numbers were wanted.
+/// Whoever lends may have had none left when it was asked, and have some now. It is asked again
+/// each time that so many numbers were wanted.
 const AGAIN: u32 = 64;
 
 /// Which number a place has: the host's secret.
