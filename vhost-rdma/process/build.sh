@@ -70,7 +70,7 @@ cmake --build "$tree/build" --target ibverbs rdmacm >&2
 mkdir -p "$out/lib"
 cp -P "$tree"/build/lib/libibverbs.so.1* "$tree"/build/lib/librdmacm.so.1* "$out/lib/"
 ${CC:-cc} -O2 -g -Wall -Wextra -fPIC -shared -fvisibility=hidden -fno-builtin \
-	-o "$out/lib/libvhost_rdma_heap.so" "$here/heap/heap.c" -lpthread
+	-o "$out/lib/libvhost_rdma_heap.so" "$here/heap/heap.c" "$here/heap/pages.c" -lpthread -ldl
 ${CC:-cc} -O2 -g -Wall -Wextra -fPIC -shared -fvisibility=hidden \
 	-o "$out/lib/libvhost_rdma_files.so" "$here/files/files.c" -ldl
 echo "$out/lib"

@@ -36,7 +36,7 @@ use release::Release;
 const WAIT: Duration = Duration::from_secs(120);
 
 /// Of `tests/guest-programs`, those that are for processes.
-const OURS: [&str; 2] = ["process-private", "process-channels"];
+const OURS: [&str; 3] = ["process-private", "process-channels", "process-heap"];
 
 /// What the programs find in `/host`.
 const FILES: &[(&str, &str)] = &[

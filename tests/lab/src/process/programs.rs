@@ -1,5 +1,5 @@
 //! perftest and the examples of libibverbs: both ends in one container, each with a NIC of its own;
-//! and programs of ours for what those do not do: `fork`, and memory that is not shared.
+//! and programs of ours for what those do not do: `fork`, memory that is not shared, and the heap.
 //!
 //! The container's programs have the shared heap. A good part of them is run again with
 //! `VHOST_RDMA_PRIVATE=1`, which makes all of their memory private: each operation, both kinds of
@@ -89,8 +89,9 @@ fn ends(program: &str) -> [String; 2] {
 
 /// Programs of ours, each with what comes before it in the script; `fork` is a parent and its
 /// children, each with devices of its own.
-const OURS: [(&str, &str, &str); 7] = [
+const OURS: [(&str, &str, &str); 8] = [
     ("fork", "", "timeout 60 python3 /host/fork.py vhost_rdma0"),
+    ("the shared heap", "", "timeout 100 /host/process-heap"),
     ("what NCCL looks for", "", "timeout 60 python3 /host/nccl-looks.py"),
     ("memory that is not shared", "", MEMORY),
     ("memory that is not shared, no shared heap", "unset LD_PRELOAD", MEMORY),
