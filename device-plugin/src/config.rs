@@ -155,6 +155,10 @@ pub struct PoolConfig {
     /// `process`: the directory of the libraries on the host; absent: /usr/lib/vhost-rdma.
     #[serde(default)]
     pub libraries: Option<String>,
+    /// `process`: whether `malloc` of containers gives memory that is shared; absent: it does not,
+    /// since `fork` copies that memory instead of sharing it until somebody writes.
+    #[serde(default)]
+    pub shared_heap: Option<bool>,
     /// Interfaces in pods are called this and a number.
     #[serde(default = "default_if_prefix")]
     pub if_prefix: String,
@@ -366,6 +370,8 @@ impl PoolConfig {
             }
         } else if let Some(path) = &self.libraries {
             return bad(format!("libraries = {path:?} is only for pools of kind \"process\""));
+        } else if self.shared_heap.is_some() {
+            return bad("shared_heap is only for pools of kind \"process\"".to_owned());
         }
         if !self.libraries().starts_with('/') {
             return bad("libraries must be an absolute path".to_owned());
@@ -614,6 +620,7 @@ mod tests {
             ("name='a'\nkind='process'\ncount=1\nlibraries='x'", "absolute"),
             ("name='a'\nkind='process'\ncount=1\nselectors=[{vendor=['15b3']}]", "no hardware"),
             ("name='a'\nkind='vhost-user'\ncount=1\nlibraries='/x'", "only for pools of kind"),
+            ("name='a'\nkind='vhost-user'\ncount=1\nshared_heap=true", "only for pools of kind"),
             ("name='a'\nkind='vhost-user'\ncount=1\nbacking='rnic:'", "backing"),
             ("name='a'\nkind='vhost-user'\ncount=1\nbacking='mlx5_0'", "backing"),
             (

@@ -89,8 +89,10 @@ pub fn container_socket(id: &str) -> String {
 const PROCESS_DIR: &str = "/run/vhost-rdma/process";
 /// Where containers find the libraries of such NICs.
 const PROCESS_LIBRARIES: &str = "/run/vhost-rdma/lib";
-/// What makes memory of programs shared memory, and what shows them the files that they look for.
-const PRELOADED: [&str; 2] = ["libvhost_rdma_heap.so", "libvhost_rdma_files.so"];
+/// What makes memory of programs shared memory, where the pool says so.
+const HEAP: &str = "libvhost_rdma_heap.so";
+/// What shows them the files that they look for.
+const FILES: &str = "libvhost_rdma_files.so";
 
 /// The directory of a NIC for processes in its container.
 #[must_use]
@@ -165,6 +167,9 @@ fn check_paths(paths: [&String; 2]) -> Result<(), BadGift> {
 pub fn process(pool: &Pool, id: &str, nic: &v1::Nic) -> Result<Gift, BadGift> {
     let socket = process_socket(id);
     check_paths([&socket, &nic.socket])?;
+    let heap = pool.config.shared_heap.unwrap_or(false).then_some(HEAP);
+    let preloaded: Vec<_> =
+        heap.into_iter().chain([FILES]).map(|name| format!("{PROCESS_LIBRARIES}/{name}")).collect();
     Ok(Gift {
         id: id.to_owned(),
         env: vec![
@@ -177,7 +182,7 @@ pub fn process(pool: &Pool, id: &str, nic: &v1::Nic) -> Result<Gift, BadGift> {
         ],
         common: vec![
             ("LD_LIBRARY_PATH", PROCESS_LIBRARIES.to_owned()),
-            ("LD_PRELOAD", PRELOADED.map(|name| format!("{PROCESS_LIBRARIES}/{name}")).join(":")),
+            ("LD_PRELOAD", preloaded.join(":")),
         ],
         mounts: vec![(host_dir(nic), process_dir(id))],
         libraries: Some((pool.config.libraries().to_owned(), PROCESS_LIBRARIES.to_owned())),
@@ -516,9 +521,7 @@ mod tests {
         );
         assert!(response.devices.is_empty(), "no device of the host's");
         assert_eq!(response.envs["LD_LIBRARY_PATH"], "/run/vhost-rdma/lib");
-        let preloaded =
-            "/run/vhost-rdma/lib/libvhost_rdma_heap.so:/run/vhost-rdma/lib/libvhost_rdma_files.so";
-        assert_eq!(response.envs["LD_PRELOAD"], preloaded);
+        assert_eq!(response.envs["LD_PRELOAD"], "/run/vhost-rdma/lib/libvhost_rdma_files.so");
         assert_eq!(
             response.envs["VHOST_RDMA_P_1_SOCKET"],
             "/run/vhost-rdma/process/p-1/process.sock"
@@ -530,6 +533,24 @@ mod tests {
             |at: usize| mounts[at]["options"].as_array().unwrap().contains(&json!("noexec"));
         assert_eq!((mounts.len(), noexec(0), noexec(1)), (2, true, false));
         assert!(device_info(&pool, &pool.devices["p-0"]).is_none());
+    }
+
+    #[test]
+    fn a_pool_says_whether_its_containers_have_the_shared_heap() {
+        let preloaded = |more: &str| {
+            let text = format!("[[pools]]\nname='p'\nkind='process'\ncount=1\n{more}");
+            let config = Config::parse(&text, Path::new("f")).unwrap();
+            let pool = Pools::build(&config, &Inventory::default()).pools.remove(0);
+            let socket = "/run/vhost-rdma/nics/k8s.p-0/process.sock".to_owned();
+            let gift = process(&pool, "p-0", &v1::Nic { socket, ..nic() }).unwrap();
+            answer(&pool, "vhost-rdma.io", &[gift], false).envs["LD_PRELOAD"].clone()
+        };
+        let (heap, files) = ("libvhost_rdma_heap.so", "libvhost_rdma_files.so");
+        let both = format!("/run/vhost-rdma/lib/{heap}:/run/vhost-rdma/lib/{files}");
+        assert_eq!(preloaded("shared_heap=true"), both);
+        let files = format!("/run/vhost-rdma/lib/{files}");
+        assert_eq!(preloaded("shared_heap=false"), files);
+        assert_eq!(preloaded(""), files);
     }
 
     #[test]

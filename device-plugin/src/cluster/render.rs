@@ -83,6 +83,7 @@ fn offered(
             ..Companion::default()
         },
         libraries: None,
+        shared_heap: None,
         if_prefix: DEFAULT_IF_PREFIX.to_owned(),
         selectors: Vec::new(),
         exclude_topology: false,
