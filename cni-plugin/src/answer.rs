@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use cni_skel::{Code, Error, valid_ifname};
 use vhost_rdma_agent_api::{Nic, Personality, Record, Step};
 
-use crate::companion;
+use crate::{companion, names};
 
 /// NICs of one pod. The kubelet's own bound is the node's capacity; nobody gives a pod more
 /// interfaces than this.
@@ -94,8 +94,11 @@ fn possible(step: &Step, nic: &Nic, container: &str) -> Result<(), Error> {
         // On the host there is one link of ours for each NIC: anybody else's must not be removed.
         Step::MakeLink { name, netns: None } => *name == companion::outer(&nic.id, container),
         Step::MakeLink { name, netns: Some(_) } => valid_ifname(name),
-        Step::MoveNetdev { host_name, pod_name, pci, .. } => {
-            valid_ifname(host_name) && valid_ifname(pod_name) && pci_ok(pci)
+        Step::MoveNetdev { host_name, pod_name, pci, altnames, .. } => {
+            valid_ifname(host_name)
+                && valid_ifname(pod_name)
+                && pci_ok(pci)
+                && altnames.len() <= names::KEPT
         }
         Step::MoveRdma { host_name, pod_name, pci } => {
             is_device(host_name) && is_device(pod_name) && pci_ok(pci)
@@ -217,6 +220,7 @@ mod tests {
             mtu: None,
             up: true,
             kind: None,
+            altnames: Vec::new(),
         };
         assert!(records(&[record("c1", netdev("ens1", "0000:03:00.1"))], None).is_ok());
         assert!(records(&[record("c1", netdev("ens/1", "0000:03:00.1"))], None).is_err());

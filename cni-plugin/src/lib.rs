@@ -30,6 +30,7 @@ mod device_info;
 mod host;
 mod ipam;
 mod lock;
+mod names;
 mod pod;
 mod rdma;
 mod settings;

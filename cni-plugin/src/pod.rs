@@ -51,19 +51,18 @@ impl Namespaces {
 
     /// Refuses a name that is taken in the pod.
     pub(crate) fn free_in_pod(&mut self, name: &str) -> Result<(), Error> {
-        match find(&mut self.pod, name)? {
-            None => Ok(()),
-            Some(_) => {
-                Err(Error::new(CONFLICT, format!("the pod already has an interface {name}")))
-            }
+        match self.pod.by_name(name) {
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(netlink(error)),
+            Ok(_) => Err(Error::new(CONFLICT, format!("the pod already has an interface {name}"))),
         }
     }
 }
 
-/// An interface, if it is there.
+/// An interface by its own name, if it is there: others that it has anybody may have given it.
 pub(crate) fn find(links: &mut Links, name: &str) -> Result<Option<Link>, Error> {
     match links.by_name(name) {
-        Ok(link) => Ok(Some(link)),
+        Ok(link) => Ok(Some(link).filter(|link| link.name == name)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(netlink(error)),
     }

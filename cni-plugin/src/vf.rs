@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use vhost_rdma_agent_api::{NetnsMode, Nic, Step};
 
 use crate::pod::{self, ALIAS, Namespaces, alias, netlink};
-use crate::{CONFLICT, NOT_UNDONE, rdma};
+use crate::{CONFLICT, NOT_UNDONE, names, rdma};
 
 /// How long a namespace takes to let go of its devices: the kernel dismantles it in the background.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -105,7 +105,9 @@ impl Plan {
         let mut steps = vec![
             Step::Other {
                 name: HOST_INTERFACE.to_owned(),
-                data: json!({ "name": name, "addresses": addresses, "alias": alias }),
+                data: json!({
+                    "name": name, "pci": self.pci, "addresses": addresses, "alias": alias
+                }),
             },
             Step::MoveNetdev {
                 host_name: name.clone(),
@@ -115,6 +117,7 @@ impl Plan {
                 mtu: Some(*mtu),
                 up: *up,
                 kind: self.link.driver_kind.clone(),
+                altnames: names::of(&self.link),
             },
         ];
         steps.extend(self.rdma_device.as_ref().map(|device| Step::MoveRdma {
@@ -136,6 +139,7 @@ impl Plan {
         let index = self.link.index;
         host.set_alias(index, &alias(&nic.id, container)).map_err(netlink)?;
         host.set_up(index, false).map_err(netlink)?;
+        names::clear(host, &self.link, &[])?;
         host.move_to(index, pod_netns, Some(&nic.if_name)).map_err(netlink)?;
         let inside = pod.by_name(&nic.if_name).map_err(netlink)?;
         let mac = nic.mac.as_deref().map(str::parse).transpose().map_err(netlink)?;
@@ -247,7 +251,9 @@ impl Gone<'_> {
 /// # Errors
 /// Code 11 if the device is out of reach, 102 if it cannot be put back.
 pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), Error> {
-    let Step::MoveNetdev { host_name, pci, mac, mtu, up, kind, .. } = step else { return Ok(()) };
+    let Step::MoveNetdev { host_name, pci, mac, mtu, up, kind, altnames, .. } = step else {
+        return Ok(());
+    };
     let pci = pci.as_deref().filter(|pci| !pci.is_empty());
     let wanted = Gone {
         pci,
@@ -261,7 +267,7 @@ pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), 
         let listed = links.list().map_err(netlink)?;
         if let Some(link) = wanted.among(&listed, |_, _| false) {
             links.set_up(link.index, false).map_err(netlink)?;
-            bring(&mut links, link, &host_netns, host_name)?;
+            names::bring(&mut links, link, &host_netns, host_name)?;
         }
     }
     let mut host = Links::open().map_err(netlink)?;
@@ -283,7 +289,10 @@ pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), 
         }
         std::thread::sleep(Duration::from_millis(20));
     };
+    // If it is back because its namespace ended, all that the pod gave it is there.
+    names::clear(&mut host, &link, altnames)?;
     if link.name != *host_name {
+        names::make_way(&mut host, host_name)?;
         host.set_up(link.index, false).map_err(netlink)?;
         host.rename(link.index, host_name).map_err(|error| taken(&link.name, host_name, &error))?;
     }
@@ -292,19 +301,8 @@ pub(crate) fn netdev_back(nic: &Nic, step: &Step, pods: &[Netns]) -> Result<(), 
         host.set_up(link.index, false).map_err(netlink)?;
     }
     adjust(&mut host, &link, mac.as_ref(), *mtu)?;
+    names::restore(&mut host, &link, altnames)?;
     host.set_up(link.index, *up).map_err(netlink)
-}
-
-/// Takes a netdev to the host under its name; if another has that name, under one of ours, so that
-/// the namespace can go.
-fn bring(pod: &mut Links, link: &Link, host: &Netns, host_name: &str) -> Result<(), Error> {
-    match pod.move_to(link.index, host, Some(host_name)) {
-        Err(error) if error.is_exists() => {
-            let other = pod::name("vn", host_name, &link.name);
-            pod.move_to(link.index, host, Some(&other)).map_err(netlink)
-        }
-        moved => moved.map_err(netlink),
-    }
 }
 
 fn taken(now: &str, host_name: &str, error: &rdma_netlink::Error) -> Error {
@@ -353,7 +351,11 @@ pub(crate) fn other_back(name: &str, data: &Value) -> Result<(), Error> {
         );
     };
     let mut host = Links::open().map_err(netlink)?;
-    let Some(link) = pod::find(&mut host, interface)? else { return Ok(()) };
+    let pci = text("pci").filter(|pci| !pci.is_empty());
+    // It has its name back by now, or another has it.
+    let its = |link: &Link| link.name == interface && pci.is_none_or(|pci| is_of(link, pci));
+    let listed = host.list().map_err(netlink)?;
+    let Some(link) = listed.iter().find(|link| its(link)) else { return Ok(()) };
     if let Some(addresses) = data.get("addresses").and_then(Value::as_array) {
         for address in addresses.iter().filter_map(Value::as_str) {
             let prefix: IpPrefix = address.parse().map_err(netlink)?;
@@ -403,6 +405,7 @@ mod tests {
         Link {
             index: 2,
             name: name.to_owned(),
+            altnames: Vec::new(),
             kind: LinkKind::Ethernet,
             driver_kind: None,
             address: Some("02:00:00:00:00:07".parse().unwrap()),

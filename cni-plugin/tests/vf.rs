@@ -7,6 +7,8 @@
 
 mod lab;
 
+use std::ffi::{OsStr, OsString};
+
 use lab::{CONTAINER, FakeAgent, Kill, Lab, Pod, answer, files_in, variables, vf, vhost_user};
 use rdma_netlink::link::{Links, NewAddress, Veth};
 use serde_json::{Value, json};
@@ -19,6 +21,7 @@ struct Interface {
     mtu: u32,
     up: bool,
     alias: Option<String>,
+    altnames: Vec<OsString>,
     addresses: Vec<String>,
 }
 
@@ -28,6 +31,7 @@ fn with_function(lab: &Lab) {
     let (vf, wire) = (host.by_name("vf0").unwrap().index, host.by_name("wire").unwrap().index);
     host.set_address(vf, &"02:aa:00:00:00:01".parse().unwrap()).unwrap();
     host.set_alias(vf, "port 3, rack 9").unwrap();
+    host.add_altname(vf, OsStr::new("enp59s0f0v2")).unwrap();
     host.set_up(wire, true).unwrap();
     host.set_up(vf, true).unwrap();
     host.add_address(vf, &NewAddress::new("192.168.7.1/24".parse().unwrap())).unwrap();
@@ -42,6 +46,7 @@ fn function(lab: &Lab) -> Option<Interface> {
         mtu: link.mtu,
         up: link.up,
         alias: link.alias,
+        altnames: link.altnames,
         addresses: addresses
             .iter()
             .filter(|a| !a.link_local)
@@ -365,4 +370,69 @@ fn what_a_pod_calls_a_function_is_none() {
     assert_eq!(function(&lab), before);
     assert_eq!(pod.left(), ["first", "second"]);
     assert!(agent.ledger().records.is_empty());
+}
+
+/// Other names go along with an interface, and are in the way of others like its own: a pod gives
+/// its function names of the host's, as many as the kernel takes, and takes away those that it had.
+#[test]
+fn other_names_that_a_pod_gives_stay_behind() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    with_function(&lab);
+    let before = function(&lab);
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    lab.call("ADD", &pod, &config(&lab, "1.0.0")).good();
+    let mut links = pod.links();
+    let index = links.by_name("net1").unwrap().index;
+    let had = pod.link("net1").altnames;
+    links.set_up(index, false).unwrap();
+    // Its own name as another, so that the next pod's interface is in the way.
+    links.rename(index, "x").unwrap();
+    for name in ["net1", "eth0", "br0", "wire", "vf0"] {
+        links.add_altname(index, OsStr::new(name)).unwrap();
+    }
+    let filled =
+        (0..).find(|n| links.add_altname(index, OsStr::new(&format!("{n:0127}"))).is_err());
+    assert!(filled.unwrap() > 400, "{filled:?}");
+    lab.call("DEL", &pod, &config(&lab, "1.0.0")).good();
+    assert_eq!(function(&lab), before);
+    assert!(pod.left().is_empty() && agent.ledger().records.is_empty());
+    assert!(had.is_empty(), "the host's names are of no use in a pod: {had:?}");
+    let next = Pod::new();
+    next.links().add_bridge("eth0").unwrap();
+    lab.call("ADD", &next, &config(&lab, "1.0.0")).good();
+    lab.call("DEL", &next, &config(&lab, "1.0.0")).good();
+    assert_eq!(function(&lab), before);
+}
+
+/// A function that the kernel gave back with its pod's namespace has the names that the pod gave
+/// it: also one of another function, whose pod goes after it.
+#[test]
+fn a_name_of_anothers_function_is_given_back_to_it() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    with_function(&lab);
+    let before = function(&lab);
+    let agent = FakeAgent::start(&lab.socket(), vec![vf("vf-0", "net1", "vf0")]);
+    lab.call("ADD", &pod, &config(&lab, "1.0.0")).good();
+    // Another pod's, which is back on the host while that pod has not ended.
+    let mut host = Links::open_in(&lab.host).unwrap();
+    host.add_veth(&Veth { name: "hostile", peer: "its-wire", ..Veth::default() }).unwrap();
+    let hostile = host.by_name("hostile").unwrap().index;
+    host.add_altname(hostile, OsStr::new("vf0")).unwrap();
+    host.set_alias(hostile, "of the other").unwrap();
+    host.add_address(hostile, &NewAddress::new("192.168.9.1/24".parse().unwrap())).unwrap();
+    lab.call("DEL", &pod, &config(&lab, "1.0.0")).good();
+    assert_eq!(function(&lab), before);
+    let hostile = host.by_index(hostile).unwrap();
+    assert_eq!((hostile.altnames.len(), hostile.alias.as_deref()), (0, Some("of the other")));
+    assert_eq!(host.addresses(Some(hostile.index)).unwrap().len(), 1, "nobody else's either");
+    assert!(agent.ledger().records.is_empty());
+    // Nor is it taken for the function when that is asked for by name.
+    let vf0 = host.by_name("vf0").unwrap().index;
+    host.set_up(vf0, false).unwrap();
+    host.rename(vf0, "elsewhere").unwrap();
+    host.add_altname(hostile.index, OsStr::new("vf0")).unwrap();
+    assert_eq!(lab.call("ADD", &pod, &config(&lab, "1.0.0")).code(), 100);
+    assert!(host.by_index(hostile.index).is_ok() && pod.left().is_empty());
 }

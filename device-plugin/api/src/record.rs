@@ -40,6 +40,9 @@ pub enum Step {
         /// name, address and description, but cannot make hardware.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         kind: Option<String>,
+        /// Other names that it had. Those that a pod gives it go along, and are taken away.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        altnames: Vec<String>,
     },
     /// An RDMA device goes into the pod; undone by taking it back under its old name.
     MoveRdma {

@@ -3,6 +3,9 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)] // A test fails where it stands.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
 use rdma_netlink::link::{Links, NewAddress, NewRoute, Tap, Veth};
 use rdma_netlink::{HardwareAddress, Netns};
 
@@ -99,6 +102,46 @@ fn an_interface_moves_between_namespaces_under_another_name() {
     for name in ["", ".", "..", "a/b", "a b", "sixteen-letters-"] {
         assert!(far.by_name(name).is_err(), "{name:?}");
     }
+}
+
+/// As many as the kernel takes fill a message of 64 KiB: they do not hide the interface, nor the
+/// others of its namespace.
+#[test]
+fn other_names_are_listed_and_taken_away() {
+    let (here, there) = (Netns::create().unwrap(), Netns::create().unwrap());
+    let mut near = Links::open_in(&here).unwrap();
+    near.add_veth(&Veth { name: "d0", peer: "d1", ..Veth::default() }).unwrap();
+    let index = near.by_name("d0").unwrap().index;
+    let other = near.by_name("d1").unwrap().index;
+    let odd = OsStr::from_bytes(b"\xff\xfe");
+    for name in [OsStr::new("other"), odd] {
+        near.add_altname(index, name).unwrap();
+        assert!(near.add_altname(other, name).unwrap_err().is_exists());
+    }
+    assert!(near.rename(other, "other").unwrap_err().is_exists());
+    assert_eq!(near.by_name("other").unwrap().name, "d0");
+    assert_eq!(near.by_index(index).unwrap().altnames, [OsStr::new("other"), odd]);
+    for name in [OsStr::new(""), OsStr::new("a\0b"), OsStr::new(&"x".repeat(128))] {
+        assert!(near.add_altname(index, name).is_err(), "{name:?}");
+    }
+    let filled = (0..).find(|n| near.add_altname(index, OsStr::new(&format!("{n:0127}"))).is_err());
+    assert!(filled.unwrap() > 400, "{filled:?}");
+    let names = |links: &mut Links| {
+        let listed = links.list().unwrap();
+        assert!(listed.iter().any(|link| link.name == "d1"));
+        listed.into_iter().find(|link| link.name == "d0").unwrap().altnames
+    };
+    assert_eq!(names(&mut near).len(), filled.unwrap() + 2);
+    let link = near.by_name("d0").unwrap();
+    for name in &link.altnames {
+        near.delete_altname(index, name).unwrap();
+        assert!(near.delete_altname(index, name).unwrap_err().is_not_found());
+    }
+    assert!(names(&mut near).is_empty());
+    // One that is taken elsewhere is in the way there.
+    near.add_altname(index, OsStr::new("taken")).unwrap();
+    Links::open_in(&there).unwrap().add_bridge("taken").unwrap();
+    assert!(near.move_to(index, &there, Some("d9")).unwrap_err().is_exists());
 }
 
 #[test]

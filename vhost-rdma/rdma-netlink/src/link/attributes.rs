@@ -3,12 +3,15 @@
 //! Attributes are decoded one by one by `netlink-packet-route`, and only those that are wanted: one
 //! that a newer kernel has changed must not hide the interface.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+
 use netlink_packet_core::{NLA_TYPE_MASK, Nla as _, ParseableParametrized as _};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::link::{
     InfoData, InfoTun, LinkAttribute, LinkFlags, LinkHeader, LinkInfo, LinkLayerType, State,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::vf::VfSettings;
 use crate::HardwareAddress;
@@ -21,6 +24,10 @@ pub struct Link {
     pub index: u32,
     /// Its name at this moment.
     pub name: String,
+    /// Its other names, of any bytes: no other interface of its namespace can have one of them, and
+    /// they go along to another namespace.
+    #[serde(serialize_with = "lossy")]
+    pub altnames: Vec<OsString>,
     /// What frames look like.
     pub kind: LinkKind,
     /// The software behind it (`veth`, `bridge`, `tun`, `vlan`, …); none for hardware.
@@ -85,6 +92,10 @@ impl From<LinkLayerType> for LinkKind {
 
 /// `IFLA_VFINFO_LIST`, which is decoded here: its parser in the library fails on an empty list.
 const IFLA_VFINFO_LIST: u16 = 22;
+/// `IFLA_PROP_LIST`, decoded here: the library takes names of UTF-8 only.
+pub(super) const IFLA_PROP_LIST: u16 = 52;
+/// `IFLA_ALT_IFNAME`.
+pub(super) const IFLA_ALT_IFNAME: u16 = 53;
 /// What is not decoded: statistics and per-protocol settings, which are large and change between
 /// kernels.
 const SKIPPED: [u16; 5] = [7, 12, 23, 24, 26];
@@ -96,6 +107,7 @@ impl Link {
         let mut link = Self {
             index: header.index,
             name: String::new(),
+            altnames: Vec::new(),
             kind: header.link_layer_type.into(),
             driver_kind: None,
             address: None,
@@ -117,6 +129,7 @@ impl Link {
         for nla in attr::raw(payload.get(HEADER..).unwrap_or_default()) {
             match nla.kind() & NLA_TYPE_MASK {
                 IFLA_VFINFO_LIST => link.vfs = VfSettings::list(attr::value(&nla)),
+                IFLA_PROP_LIST => link.altnames = altnames(attr::value(&nla)),
                 kind if SKIPPED.contains(&kind) => {}
                 _ => {
                     if let Ok(attribute) =
@@ -174,6 +187,15 @@ impl Link {
             _ => {}
         }
     }
+}
+
+fn altnames(list: &[u8]) -> Vec<OsString> {
+    let names = attr::each(list).filter(|(kind, _)| *kind == IFLA_ALT_IFNAME);
+    names.map(|(_, name)| OsString::from_vec(attr::bytes(name).to_vec())).collect()
+}
+
+fn lossy<S: Serializer>(names: &[OsString], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(names.iter().map(|name| name.to_string_lossy()))
 }
 
 /// `linux/if_link.h`.

@@ -1,15 +1,18 @@
 //! The rtnetlink client: interfaces.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::ffi::OsStrExt as _;
 
-use netlink_packet_core::{Emitable, NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{DefaultNla, Emitable, NLA_F_NESTED, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::link::{
     LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::attributes::Link;
+use super::attributes::{IFLA_ALT_IFNAME, IFLA_PROP_LIST, Link};
 use super::vf::{VfChange, VfSettings, vf_info};
+use crate::transport::attr;
 use crate::transport::socket::{Channel, Request};
 use crate::{Error, HardwareAddress, Netns, Result};
 
@@ -17,6 +20,8 @@ pub(super) const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
+const RTM_NEWLINKPROP: u16 = 108;
+const RTM_DELLINKPROP: u16 = 109;
 
 /// Interfaces of one network namespace.
 #[derive(Debug)]
@@ -57,7 +62,8 @@ impl Links {
         })
     }
 
-    /// The interface of this name.
+    /// The interface that is found by this name: its own, or another that it has
+    /// ([`Link::altnames`]).
     ///
     /// # Errors
     /// [`Error::is_not_found`] if there is none.
@@ -108,8 +114,48 @@ impl Links {
         self.change(header(index), vec![LinkAttribute::IfName(name.to_owned())], &what)
     }
 
+    /// Gives it one more name, by which it can be found as by its own. Nobody else can have it.
+    ///
+    /// # Errors
+    /// [`Error::is_exists`] if an interface has it already.
+    pub fn add_altname(&mut self, index: u32, name: &OsStr) -> Result<()> {
+        self.altname(RTM_NEWLINKPROP, NLM_F_CREATE | NLM_F_EXCL, index, name, "name")
+    }
+
+    /// Takes one of its other names away.
+    ///
+    /// # Errors
+    /// [`Error::is_not_found`] if it has no such name.
+    pub fn delete_altname(&mut self, index: u32, name: &OsStr) -> Result<()> {
+        self.altname(RTM_DELLINKPROP, 0, index, name, "no longer name")
+    }
+
+    fn altname(
+        &mut self,
+        message_type: u16,
+        flags: u16,
+        index: u32,
+        name: &OsStr,
+        verb: &str,
+    ) -> Result<()> {
+        let what = format!("{verb} network interface {index} {name:?} as well");
+        let bytes = name.as_bytes();
+        // `ALTIFNAMSIZ` is 128 with the zero.
+        if bytes.is_empty() || bytes.len() > 127 || bytes.contains(&0) {
+            return Err(Error::Invalid(format!(
+                "cannot {what}: 1 to 127 bytes, none of them zero"
+            )));
+        }
+        let mut list = Vec::new();
+        attr::put(&mut list, IFLA_ALT_IFNAME, bytes);
+        let list = DefaultNla::new(IFLA_PROP_LIST | NLA_F_NESTED, list);
+        let message = message(header(index), vec![LinkAttribute::Other(list)]);
+        self.send(message_type, flags, &message, &what)
+    }
+
     /// Moves it to another namespace, and names it there if `name` is given; it is down then and
-    /// has no addresses. Its index may change.
+    /// has no addresses. Its index may change. Its other names go along, and one that is taken
+    /// there is in the way like its own.
     ///
     /// The kernel moves first and renames then (`do_setlink`): a name that is taken is found before
     /// the move, unless somebody takes it in that moment.
@@ -166,7 +212,7 @@ impl Links {
         let what = format!("describe network interface {index}");
         // Without the terminating zero: the kernel would keep it, and an empty text removes the
         // alias.
-        let raw = netlink_packet_core::DefaultNla::new(IFLA_IFALIAS, text.as_bytes().to_vec());
+        let raw = DefaultNla::new(IFLA_IFALIAS, text.as_bytes().to_vec());
         self.change(header(index), vec![LinkAttribute::Other(raw)], &what)
     }
 

@@ -403,6 +403,7 @@ mod tests {
         let link = Link {
             index: 3,
             name: "ens1".to_owned(),
+            altnames: Vec::new(),
             kind: LinkKind::Ethernet,
             driver_kind: None,
             address: None,

@@ -3,7 +3,6 @@
 use netlink_packet_core::{NLA_HEADER_SIZE, NLA_TYPE_MASK, NlaBuffer, NlasIterator};
 
 /// Appends one attribute of bytes.
-#[cfg(test)]
 pub(crate) fn put(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let start = to.len();
     to.extend_from_slice(&[0; NLA_HEADER_SIZE]);
@@ -53,7 +52,12 @@ pub(crate) fn raw(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
 
 /// Text ends at the first zero byte, whether or not there is one.
 pub(crate) fn text(value: &[u8]) -> Option<&str> {
-    std::str::from_utf8(value.split(|byte| *byte == 0).next().unwrap_or_default()).ok()
+    std::str::from_utf8(bytes(value)).ok()
+}
+
+/// The same, of any bytes.
+pub(crate) fn bytes(value: &[u8]) -> &[u8] {
+    value.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
 #[cfg(test)]
