@@ -14,6 +14,7 @@ use vhost_rdma_agent_api::{AttachedNic, Kind, Nic, Personality, Step};
 
 use crate::agent::{Agent, id};
 use crate::companion::{self, Parts};
+use crate::function::Functions;
 use crate::host::Host;
 use crate::lock::Lock;
 use crate::pod::Namespaces;
@@ -244,7 +245,8 @@ impl Attempt<'_> {
             Personality::Vf { pci, netdev, rdma_device, netns_mode } => {
                 let wanted =
                     vf::Wanted { pci, netdev: netdev.as_deref(), rdma_device, mode: *netns_mode };
-                let plan = vf::plan(nic, &wanted, namespaces)?;
+                let functions = Functions::of(&self.settings.host);
+                let plan = vf::plan(nic, &wanted, namespaces, &functions)?;
                 let mut steps = plan.steps(nic);
                 steps.extend(ipam_step);
                 self.intend(nic, steps)?;
@@ -290,7 +292,8 @@ impl Attempt<'_> {
         for made in self.made.iter().rev() {
             let netns = self.attachment.netns.as_deref().unwrap_or(Path::new(""));
             let addresses = made.may_have_addresses;
-            match undo::steps(self.network, &made.nic, &made.steps, &[netns], addresses) {
+            let (network, host) = (self.network, &self.settings.host);
+            match undo::steps(network, host, &made.nic, &made.steps, &[netns], addresses) {
                 Ok(()) => settled.push((made.nic.id.clone(), made.steps.len())),
                 Err(undo) => left.push(undo.to_string()),
             }

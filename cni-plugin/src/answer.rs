@@ -100,7 +100,7 @@ fn possible(step: &Step, nic: &Nic, container: &str) -> Result<(), Error> {
                 && pci_ok(pci)
                 && altnames.len() <= names::KEPT
         }
-        Step::MoveRdma { host_name, pod_name, pci } => {
+        Step::MoveRdma { host_name, pod_name, pci, .. } => {
             is_device(host_name) && is_device(pod_name) && pci_ok(pci)
         }
         Step::Ipam { if_name, .. } => valid_ifname(if_name),

@@ -24,6 +24,10 @@ const DEVICE_INFO_ENV: &str = "VHOST_RDMA_DEVICE_INFO_DIR";
 const KUBELET_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 /// The variable that names another directory than [`KUBELET_PLUGINS`].
 const KUBELET_PLUGINS_ENV: &str = "VHOST_RDMA_KUBELET_PLUGINS";
+/// Where the kernel shows devices.
+const SYSFS: &str = "/sys";
+/// The variable that names another directory than [`SYSFS`].
+const SYSFS_ENV: &str = "VHOST_RDMA_SYSFS";
 /// The longest name of a file.
 const NAME_MAX: usize = 255;
 
@@ -36,6 +40,8 @@ pub struct Host {
     pub device_info: PathBuf,
     /// The kubelet's plugin directory, with its checkpoint.
     pub kubelet_plugins: PathBuf,
+    /// Where the kernel shows devices.
+    pub sysfs: PathBuf,
 }
 
 impl Default for Host {
@@ -44,6 +50,7 @@ impl Default for Host {
             agent: DEFAULT_SOCKET.into(),
             device_info: DEVICE_INFO.into(),
             kubelet_plugins: KUBELET_PLUGINS.into(),
+            sysfs: SYSFS.into(),
         }
     }
 }
@@ -58,11 +65,12 @@ impl Host {
                 .filter(|path| path.is_absolute())
                 .unwrap_or(usual)
         };
-        let Self { agent, device_info, kubelet_plugins } = Self::default();
+        let Self { agent, device_info, kubelet_plugins, sysfs } = Self::default();
         Self {
             agent: path(SOCKET_ENV, agent),
             device_info: path(DEVICE_INFO_ENV, device_info),
             kubelet_plugins: path(KUBELET_PLUGINS_ENV, kubelet_plugins),
+            sysfs: path(SYSFS_ENV, sysfs),
         }
     }
 

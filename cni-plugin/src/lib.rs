@@ -24,9 +24,11 @@
 mod add;
 mod agent;
 mod answer;
+mod back;
 mod check;
 mod companion;
 mod device_info;
+mod function;
 mod host;
 mod ipam;
 mod lock;

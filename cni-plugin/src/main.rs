@@ -25,6 +25,7 @@ Where things are on the host is said by the environment of the runtime, never by
                               [/var/run/k8s.cni.cncf.io/devinfo/cni]
   VHOST_RDMA_KUBELET_PLUGINS  where the kubelet has its checkpoint
                               [/var/lib/kubelet/device-plugins]
+  VHOST_RDMA_SYSFS            where the kernel shows devices [/sys]
 
 Options:
   -h, --help     this text

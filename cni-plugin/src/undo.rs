@@ -12,10 +12,12 @@ use rdma_netlink::link::Links;
 use vhost_rdma_agent_api::{Nic, Record, Step};
 
 use crate::agent::Agent;
+use crate::back::{self, Back};
+use crate::function::{Functions, Renewal};
 use crate::host::Host;
 use crate::lock::Lock;
 use crate::pod::{self, ALIAS, netlink};
-use crate::{NOT_UNDONE, ipam, vf};
+use crate::{NOT_UNDONE, ipam};
 
 /// Undoes records and tells the agent, one by one, and goes on after a failure: what one pod holds
 /// must not keep another's.
@@ -37,7 +39,7 @@ pub(crate) fn records(
             let paths = [netns.unwrap_or(remembered), remembered];
             let told = record.done.as_ref();
             let addresses = told.is_none_or(|done| !done.addresses.is_empty());
-            steps(network, &record.nic, &record.steps, &paths, addresses)?;
+            steps(network, host, &record.nic, &record.steps, &paths, addresses)?;
             agent.detached(record.attachment.clone(), vec![record.nic.id.clone()])
         });
         if let Err(error) = undone {
@@ -64,24 +66,37 @@ pub(crate) fn records(
 /// other.
 pub(crate) fn steps(
     network: &Network,
+    host: &Host,
     nic: &Nic,
     steps: &[Step],
     netns: &[&Path],
     addresses: bool,
 ) -> Result<(), Error> {
+    let functions = Functions::of(host);
+    // First, since its devices are on the host then, whatever the pod did with them.
+    let renewal = back::renew(steps, &functions);
+    let renewed = matches!(renewal, Ok(Renewal::Done));
     let mut first = Ok(());
     for step in steps.iter().rev() {
-        let mut undone = step_undone(network, nic, step, netns);
+        let mut undone = step_undone(network, nic, step, netns, &functions, renewed);
         if let (Step::Ipam { .. }, Err(error), false) = (step, &undone, addresses) {
             eprintln!("vhost-rdma: {error}");
             undone = Ok(());
         }
         first = first.and(undone);
     }
-    first
+    first.and(renewal.and_then(|renewal| back::unused(steps, &renewal, &functions)))
 }
 
-fn step_undone(network: &Network, nic: &Nic, step: &Step, netns: &[&Path]) -> Result<(), Error> {
+fn step_undone(
+    network: &Network,
+    nic: &Nic,
+    step: &Step,
+    netns: &[&Path],
+    functions: &Functions,
+    renewed: bool,
+) -> Result<(), Error> {
+    let back = || Ok::<_, Error>(Back { nic, pods: pods(netns)?, functions, renewed });
     match step {
         Step::MakeLink { name, netns: None } => remove(&mut Links::open().map_err(netlink)?, name),
         Step::MakeLink { name, netns: Some(path) } => {
@@ -92,10 +107,10 @@ fn step_undone(network: &Network, nic: &Nic, step: &Step, netns: &[&Path]) -> Re
             }
             Ok(())
         }
-        Step::MoveNetdev { .. } => vf::netdev_back(nic, step, &pods(netns)?),
-        Step::MoveRdma { .. } => vf::rdma_back(step, &pods(netns)?),
+        Step::MoveNetdev { .. } => back()?.netdev(step),
+        Step::MoveRdma { .. } => back()?.rdma(step),
         Step::Ipam { if_name, .. } => ipam::del(network, if_name),
-        Step::Other { name, data } => vf::other_back(name, data),
+        Step::Other { name, data } => back()?.other(name, data),
     }
 }
 

@@ -134,6 +134,23 @@ must "DEL after the namespace's end" cni DEL ""
 must "everything is as before, after the namespace's end" home
 ip netns add pod
 
+# --- The pod calls both devices otherwise, and its interface like the host's as well.
+rename() {
+  in_pod rdma dev set $dev name mine && in_pod ip link set net1 down &&
+    in_pod ip link set net1 name x && in_pod ip link property add dev x altname eth0 net1
+}
+must "ADD for a pod that renames" cni ADD $pod
+must "the pod renames" rename
+must "DEL of what was renamed" cni DEL $pod
+must "everything is as before, names too" home
+must "ADD for another pod that renames" cni ADD $pod
+must "that pod renames" rename
+ip netns del pod
+must "DEL of what was renamed, after the namespace's end" cni DEL ""
+must "everything is as before, names too, after the namespace's end" home
+ip netns add pod
+in_pod ip link set lo up
+
 # --- Killed by -9 at each netlink request of ADD and of DEL, then DEL or GC.
 kills=0
 for command in ADD DEL; do
@@ -187,6 +204,28 @@ must "DEL, shared" cni DEL $pod
 must "everything is as before, shared" home
 must "its GID here, shared" wait_for gid
 must "ibv_rc_pingpong from here, shared" pingpong
+# --- A function that has no RDMA device of its own to lose is made as new: its driver lets it go
+# and takes it again, also when it was left without one.
+prev=
+index() { cat /sys/class/net/eth0/ifindex; }
+nics shared
+sed -i "s/\"rdma_device\": \"$dev\"/\"rdma_device\": \"\"/" /run/cnitest/nics.json
+agent
+was=$(index)
+must "ADD of a function that is made as new" cni ADD $pod
+must "what the pod leaves on it" \
+  in_pod ip link add link net1 name tap0 type macvlan mode passthru
+must "DEL of a function that is made as new" cni DEL $pod
+must "everything is as before, as new" home
+[ "$(index)" != "$was" ] && ok "it is another interface" || fail "it is another interface" "$was"
+in_pod test -e /sys/class/net/tap0 && fail "nothing is on top of it" "tap0 is" ||
+  ok "nothing is on top of it"
+must "ADD of it once more" cni ADD $pod
+must "its driver lets it go" sh -c "echo $pci > /sys/bus/pci/devices/$pci/driver/unbind"
+must "DEL of a function without a driver" cni DEL $pod
+must "everything is as before, without a driver too" home
+must "its GID here, as new" wait_for gid
+must "ibv_rc_pingpong from here, as new" pingpong
 ip netns del pod
 rdma system set netns exclusive
 kill $agent

@@ -118,6 +118,11 @@ esac
         self.dir.path().join("plugins")
     }
 
+    /// What this host's kernel shows of devices; it need not exist.
+    pub(crate) fn sysfs(&self) -> PathBuf {
+        self.dir.path().join("sys")
+    }
+
     /// A configuration for the plugin alone.
     pub(crate) fn config(&self, version: &str) -> Value {
         json!({ "cniVersion": version, "name": "net", "type": "vhost-rdma" })
@@ -140,6 +145,7 @@ esac
         command.env("VHOST_RDMA_AGENT_SOCKET", self.socket());
         command.env("VHOST_RDMA_DEVICE_INFO_DIR", self.device_info());
         command.env("VHOST_RDMA_KUBELET_PLUGINS", self.kubelet_plugins());
+        command.env("VHOST_RDMA_SYSFS", self.sysfs());
         command.envs(variables.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.host.run(|| Ok(command.spawn())).unwrap().unwrap();

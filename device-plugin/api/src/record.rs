@@ -53,6 +53,12 @@ pub enum Step {
         /// The function behind it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pci: Option<String>,
+        /// Its index, which stays when it goes elsewhere or is renamed there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        index: Option<u32>,
+        /// The GUID of its node: whether it is still the device of that index.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        node_guid: Option<String>,
     },
     /// IPAM gives addresses; undone by its `DEL`.
     Ipam {
