@@ -51,9 +51,9 @@ impl Release {
     /// Tests of rdma-core's Python suite that must pass.
     pub(super) const fn least(self) -> usize {
         match self {
-            Self::Debian(Debian::Bookworm) => 108,
-            Self::Debian(Debian::Trixie | Debian::TrixieBackports) => 119,
-            Self::Ubuntu => 113,
+            Self::Debian(Debian::Bookworm) => 118,
+            Self::Debian(Debian::Trixie | Debian::TrixieBackports) => 129,
+            Self::Ubuntu => 123,
         }
     }
 }

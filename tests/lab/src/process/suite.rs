@@ -14,15 +14,31 @@ use crate::verdicts::{Found, RUNNER, drift, parse, read_pins};
 
 const WAIT: Duration = Duration::from_secs(900);
 /// dh_compress leaves some of the tests gzipped, and a gzipped module cannot be imported.
-const SCRIPT: &str = "mkdir /tmp/pyverbs
+///
+/// The suite asks `rdma` which interface a device belongs to, and connects by that interface's
+/// address (`get_net_name()` and `get_ip_mac_address()` of tests/base.py). `rdma` asks the kernel,
+/// which knows no device of a process's. So the container gets an interface with the NIC's own MAC
+/// and IP addresses, and `rdma` says that they belong together. No RDMA goes by the interface.
+const SCRIPT: &str = r#"mkdir /tmp/pyverbs
 cp -r /usr/share/doc/rdma-core/tests /tmp/pyverbs/
 gunzip -f /tmp/pyverbs/tests/*.gz
-# Asked for interfaces of devices, it fails on a kernel without RDMA where there are simply none.
+set -- $VHOST_RDMA_ADDRESSES
+guid=$(ibv_devinfo -d vhost_rdma0 | sed -n 's/^[[:space:]]*node_guid:[[:space:]]*//p')
+# The GUID is the MAC address with ff:fe in its middle and a bit turned over (EUI-64).
+mac=$(echo "$guid" | tr -d : | sed -E 's/^(..)(..)(..)fffe(..)(..)(..)$/\1 \2:\3:\4:\5:\6/')
+mac=$(printf '%02x:%s' $((0x${mac%% *} ^ 2)) "${mac#* }")
+ip link add nic0 address "$mac" type veth peer name nic0-peer
+ip address add "$1/32" dev nic0
+ip link set nic0 up
 mkdir /run/bin
-printf '#!/bin/sh\\necho []\\n' > /run/bin/rdma
+cat > /run/bin/rdma <<'END'
+#!/bin/sh
+[ "$*" = "link show -j" ] || exit 1
+echo '[{"ifname":"vhost_rdma0","port":1,"netdev":"nic0"}]'
+END
 chmod +x /run/bin/rdma
 PATH=/run/bin:$PATH exec python3 /host/pyverbs-run.py --dir /tmp/pyverbs --dev vhost_rdma0 \
-  --results /host/pyverbs.jsonl --only \"$ONLY\"";
+  --results /host/pyverbs.jsonl --only "$ONLY""#;
 
 fn pins(release: Release) -> PathBuf {
     workspace().join(format!("tests/guest-programs/pyverbs-skips-process-{}.txt", release.name()))

@@ -90,6 +90,8 @@ pub(super) struct Id {
     pub(super) reuse: bool,
     pub(super) v6only: bool,
     pub(super) traffic_class: u8,
+    /// The timeout of acknowledgements that its program has chosen.
+    pub(super) ack_timeout: Option<u8>,
     /// What it is bound to, and whom it resolved or was asked by.
     pub(super) own: Option<SocketAddr>,
     pub(super) dest: Option<SocketAddr>,
@@ -134,6 +136,7 @@ impl Id {
             reuse: false,
             v6only: false,
             traffic_class: 0,
+            ack_timeout: None,
             own: None,
             dest: None,
             local: [0; 16],

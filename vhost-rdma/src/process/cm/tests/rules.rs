@@ -60,6 +60,26 @@ fn a_connection_is_made_used_and_ended() {
 }
 
 #[test]
+fn a_timeout_of_acknowledgements_is_the_programs_to_say() {
+    let (mut a, mut b) = (Host::new(1), Host::new(2));
+    let (active, passive) = connected(&mut a, &mut b);
+    let timeout = |host: &mut Host, id| match host.ask(Command::QpAttr { id, state: 3 }) {
+        Ok(Reply::Attributes(attributes)) => attributes.timeout,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((timeout(&mut a, active), timeout(&mut b, passive)), (18, 18), "nobody's word");
+    let option =
+        |id, value: &[u8]| Command::SetOption { id, level: 0, name: 3, value: value.into() };
+    assert_eq!(a.ask(option(active, &[21])), Ok(Reply::Done));
+    // 0 is for ever, and a word as good as any other.
+    assert_eq!(b.ask(option(passive, &[0])), Ok(Reply::Done));
+    assert_eq!((timeout(&mut a, active), timeout(&mut b, passive)), (21, 0));
+    assert_eq!(a.ask(option(active, &[21, 0, 0, 0])), Err(Status::INVAL), "it is one byte");
+    let datagrams = a.create(9, Space::Udp);
+    assert_eq!(a.ask(option(datagrams, &[21])), Err(Status::INVAL), "nothing is acknowledged");
+}
+
+#[test]
 fn a_datagram_service_is_found_or_not() {
     let (mut a, mut b) = (Host::new(1), Host::new(2));
     b.listen(7, Space::Udp, 5000);
