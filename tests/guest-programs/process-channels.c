@@ -6,7 +6,8 @@
  * lives as long as it does. Programs rely on that (rping ends so), and with NICs for processes it
  * has to be the same. Each round connects one NIC to another and takes all apart while events of
  * rdma_cm still come; it destroys a completion channel as well. A thread that gets an error fails
- * the program; at the end all threads are cancelled, and no descriptor may be left.
+ * the program; at the end all threads are cancelled, and no descriptor may be left. Before that:
+ * an identifier that goes with an event that nobody has taken leaves its channel with nothing.
  *
  *     process-channels ADDRESS ADDRESS ROUNDS
  *
@@ -16,6 +17,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <sched.h>
@@ -233,6 +235,40 @@ static void round_trip(struct end *ends, struct sleeper *sleeper, struct sockadd
 	end_channel(server);
 }
 
+/* Whether there is something in a channel, within so long. */
+static bool waits(const struct rdma_event_channel *channel, int ms)
+{
+	struct pollfd end = { .fd = channel->fd, .events = POLLIN };
+
+	return poll(&end, 1, ms) == 1 && end.revents == POLLIN;
+}
+
+static void withdraw(struct sockaddr_in *at)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *ids[3];
+
+	for (int i = 0; i < 3; i++) {
+		if (!channel || rdma_create_id(channel, &ids[i], NULL, RDMA_PS_TCP))
+			die("rdma_create_id");
+		if (rdma_resolve_addr(ids[i], (struct sockaddr *)&at[1],
+				      (struct sockaddr *)&at[0], 2000))
+			die("rdma_resolve_addr");
+	}
+	for (int i = 0; i < 3; i++) {
+		if (!waits(channel, WAIT_S * 1000)) {
+			fprintf(stderr, "process-channels: no event of %d\n", 3 - i);
+			exit(1);
+		}
+		destroy(ids[i]);
+	}
+	if (waits(channel, 100)) {
+		fprintf(stderr, "process-channels: an event of nobody\n");
+		exit(1);
+	}
+	rdma_destroy_event_channel(channel);
+}
+
 static int descriptors(void)
 {
 	DIR *dir = opendir("/proc/self/fd");
@@ -278,6 +314,7 @@ int main(int argc, char **argv)
 	sleepers = calloc(rounds + 1, sizeof(*sleepers));
 	if (!ends || !sleepers)
 		die("calloc");
+	withdraw(at);
 	/* The first opens the devices, which stay open. */
 	round_trip(ends, sleepers, at);
 	cancel(ends, sleepers);

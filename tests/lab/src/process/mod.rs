@@ -243,3 +243,38 @@ fn run(container: &Container, program: &str, (nics, script): (u32, &str)) -> Row
     }
     Row::timed(name, done.is_ok(), begin.elapsed().as_secs_f64())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use crate::exec::workspace;
+
+    /// The numbers of requirements that a text names.
+    fn numbers(text: &str) -> BTreeSet<&str> {
+        let of = |part: &'static str| {
+            text.match_indices(part).filter_map(|(at, _)| {
+                let rest = text.get(at..)?;
+                let end = rest
+                    .find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '-'))
+                    .unwrap_or(rest.len());
+                rest.get(..end)
+            })
+        };
+        of("PDEV-").chain(of("PDRV-")).collect()
+    }
+
+    #[test]
+    fn the_profile_says_what_shows_each_requirement() {
+        let text = workspace().join("docs/virtio-rdma-process.md");
+        let text = std::fs::read_to_string(text).unwrap();
+        let (rules, table) = text.split_once("\n## 9. What shows it").unwrap();
+        let shown: BTreeSet<&str> = table
+            .lines()
+            .filter_map(|line| line.strip_prefix("| ")?.split_once(" | "))
+            .flat_map(|(first, _)| numbers(first))
+            .collect();
+        assert!(shown.len() > 25 && shown.contains("PDEV-CM-1"), "{shown:?}");
+        assert_eq!(numbers(rules), shown);
+    }
+}

@@ -42,8 +42,8 @@ const PERFTEST: &[&str] = &[
     "ib_atomic_lat -A CMP_AND_SWAP",
 ];
 
-/// Examples of libibverbs; `-c` compares what arrived. Not: ibv_xsrq_pingpong, whose XRC the device
-/// does not have. The largest lies in several of the parts that a heap is given in.
+/// Pingpongs of libibverbs' examples; `-c` compares what arrived. The largest lies in several of
+/// the parts that a heap is given in. The other examples are in [`EXAMPLES`].
 const PINGPONGS: &[&str] = &[
     "ibv_rc_pingpong -c",
     "ibv_rc_pingpong -c -s 134217728 -n 1",
@@ -87,6 +87,35 @@ fn ends(program: &str) -> [String; 2] {
     [end(0, ""), end(1, " 127.0.0.1")]
 }
 
+/// The examples that are no pingpongs, and the one that cannot work: ibv_xsrq_pingpong is for XRC,
+/// which the device does not have, and has to say so.
+const EXAMPLES: [(&str, &str); 3] = [
+    ("ibv_devices, ibv_devinfo", LISTED),
+    ("ibv_asyncwatch", WATCHED),
+    ("ibv_xsrq_pingpong is refused", XSRQ),
+];
+/// One lists the devices that the other describes.
+const LISTED: &str = r#"ibv_devices > /tmp/devices; ibv_devinfo -v > /tmp/described
+for n in 0 1; do
+  ibv_devinfo -d vhost_rdma$n > /tmp/one; grep -q 'state:.*PORT_ACTIVE' /tmp/one
+  guid=$(sed -n 's/^[[:space:]]*node_guid:[[:space:]]*//p' /tmp/one)
+  grep -q "node_guid:.*$guid" /tmp/described
+  grep -qE "^ *vhost_rdma$n[[:space:]]+$(echo $guid | tr -d :)\$" /tmp/devices
+done
+[ "$(grep -c vhost_rdma /tmp/devices)" = 2 ]
+"#;
+/// It is told that the device is gone: `IBV_EVENT_DEVICE_FATAL`, 8.
+const WATCHED: &str = r#"timeout 30 stdbuf -oL ibv_asyncwatch -d vhost_rdma1 > /tmp/watched 2>&1 & it=$!
+for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -q 'async event FD' /tmp/watched && break; done
+grep -q '^vhost_rdma1: async event FD' /tmp/watched && ! grep -q event_type /tmp/watched
+$KILL
+for i in 1 2 3 4 5 6 7 8 9; do sleep 0.5; grep -q 'event_type .* (8)' /tmp/watched && break; done
+kill $it; grep -q '^ *event_type .* (8), port' /tmp/watched || { cat /tmp/watched >&2; exit 1; }
+"#;
+const XSRQ: &str = r#"! timeout 20 ibv_xsrq_pingpong -d vhost_rdma0 -g 0 > /tmp/said 2>&1 || exit 1
+grep -q XRC /tmp/said || { cat /tmp/said >&2; exit 1; }
+"#;
+
 /// Programs of ours, each with what comes before it in the script; `fork` is a parent and its
 /// children, each with devices of its own.
 const OURS: [(&str, &str, &str); 8] = [
@@ -99,11 +128,15 @@ const OURS: [(&str, &str, &str); 8] = [
     ("memory that hangs, beside a program that works", "", HANGS),
     ("asleep when the device goes", "", ASLEEP),
 ];
-/// The network's process is killed under a program that sleeps: the one whose forefather is the run
-/// that this script is of.
+/// A program that sleeps while the device goes.
 const ASLEEP: &str = r#"/host/process-private vhost_rdma0 vhost_rdma1 asleep > /tmp/asleep & it=$!
 for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -q asleep /tmp/asleep && break; done
-parent() { sed -n 's/^PPid:[[:space:]]*//p' /proc/$1/status 2> /dev/null; }
+$KILL
+timeout 20 tail --pid=$it -f /dev/null
+wait $it || { cat /tmp/asleep >&2; exit 1; }
+"#;
+/// The network's process is killed: the one whose forefather is the run that this script is of.
+const KILL: &str = r#"parent() { sed -n 's/^PPid:[[:space:]]*//p' /proc/$1/status 2> /dev/null; }
 says() { tr '\0' ' ' < /proc/$1/cmdline 2> /dev/null; }
 run=$$; while [ "$run" != 1 ]; do case "$(says $run)" in *" run --nics "*) break;; esac; run=$(parent $run); done
 # Of no other run may a process be touched.
@@ -113,8 +146,7 @@ for p in $(cd /proc; echo [0-9]*); do
   up=$p; while [ "${up:-1}" -gt 1 ] && [ "$up" != "$run" ]; do up=$(parent $up); done
   [ "$up" = "$run" ] && kill -9 $p && echo killed >> /tmp/killed
 done
-[ -s /tmp/killed ]; timeout 20 tail --pid=$it -f /dev/null
-wait $it || { cat /tmp/asleep >&2; exit 1; }
+[ -s /tmp/killed ]
 "#;
 /// A page fault that nobody serves (userfaultfd) in one process; the other's round trips go on
 /// meanwhile, the slowest of them in less than half a second.
@@ -139,8 +171,11 @@ pub(super) fn all() -> Vec<(String, String)> {
         let script = format!("export VHOST_RDMA_PRIVATE=1\n{}", both(program));
         (format!("private: {program}"), script)
     });
-    let ours = OURS.iter().map(|(name, before, it)| ((*name).into(), format!("{before}\n{it}")));
-    theirs.chain(private).chain(ours).collect()
+    let examples = EXAMPLES.iter().map(|(name, it)| ((*name).into(), it.replace("$KILL", KILL)));
+    let ours = OURS.iter().map(|(name, before, it)| {
+        ((*name).into(), format!("{before}\n{}", it.replace("$KILL", KILL)))
+    });
+    theirs.chain(private).chain(examples).chain(ours).collect()
 }
 
 #[cfg(test)]
