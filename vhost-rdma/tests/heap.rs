@@ -1,6 +1,10 @@
 //! The shared heap of programs with NICs for processes (`process/heap`), as a program meets it that
 //! has it preloaded: `tests/guest-programs/process-heap.c`, which needs no device.
 
+// clippy.toml allows it in tests, but does not see that helpers of an integration test are tests
+// too.
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
