@@ -45,8 +45,8 @@ impl Functions {
         Self { sysfs: host.sysfs.clone() }
     }
 
-    /// Whether an interface of the host belongs to a function, directly or by way of whatever device
-    /// is between (virtio).
+    /// Whether an interface of the host belongs to a function, directly or by way of whatever
+    /// device is between (virtio).
     pub(crate) fn has_netdev(&self, link: &Link, pci: &str) -> bool {
         link.parent.as_deref() == Some(pci) || self.has("net", &link.name, pci)
     }

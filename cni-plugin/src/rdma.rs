@@ -155,9 +155,9 @@ pub(crate) fn name_again(device: &Device, name: &str) -> Result<(), Error> {
     }
 }
 
-/// The RDMA devices of a function that the host sees, or the one that went, each with the number of its user contexts: of
-/// everybody, also in other PID namespaces, whose contexts are not listed one by one
-/// (`rdma_restrack_count`, `rdma_is_visible_in_pid_ns`).
+/// The RDMA devices of a function that the host sees, or the one that went, each with the number of
+/// its user contexts: of everybody, also in other PID namespaces, whose contexts are not listed one
+/// by one (`rdma_restrack_count`, `rdma_is_visible_in_pid_ns`).
 pub(crate) fn contexts(
     pci: &str,
     gone: Option<Gone<'_>>,

@@ -39,8 +39,8 @@ pub(crate) struct Plan {
     rdma_device: Option<Device>,
     /// It goes along.
     exclusive: bool,
-    /// The function has all of it, so that it can be made as new. One of software would end with the
-    /// interface that it is on.
+    /// The function has all of it, so that it can be made as new. One of software would end with
+    /// the interface that it is on.
     whole: bool,
 }
 

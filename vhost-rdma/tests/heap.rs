@@ -50,7 +50,7 @@ fn half_of_the_heap_and_more_is_one_block() {
 }
 
 #[test]
-fn what_the_heap_has_no_room_for_is_the_c_librarys() {
+fn what_the_heap_has_no_room_for_is_of_the_c_library() {
     case("beyond");
     case("both-kinds");
 }
