@@ -48,9 +48,16 @@ fn main() -> ExitCode {
             serve(*args).map_err(|error| (serve_code(&error), error.to_string()))
         }
         Command::Run { nics, network, connect, command } => {
-            match run::run(&run::Wanted { nics, network, connect, command }) {
+            match run::run(&run::Wanted { nics, socket: cli.socket, network, connect, command }) {
                 Ok(status) => return status,
                 Err(fault) => Err((run_code(&fault), fault.to_string())),
+            }
+        }
+        Command::RunNics => {
+            let socket = cli.socket.unwrap_or_else(config::default_admin_socket);
+            match run::hold(&socket) {
+                Ok(status) => return status,
+                Err(error) => Err(("internal", error.to_string())),
             }
         }
         Command::NetworkProcess { .. } => {

@@ -75,7 +75,9 @@ pub enum Command {
     /// Run a program with an RDMA device: no root, no configuration, no VM
     ///
     /// Uses the daemon that runs, or starts one for as long as the program lives. Programs of one
-    /// `run` find NICs of each other's as devices `vhost_rdma0`, `vhost_rdma1`, …
+    /// `run` find NICs of each other's as devices `vhost_rdma0`, `vhost_rdma1`, … A program that
+    /// cannot load the libraries (static, of musl, setuid, with file capabilities) is refused; what
+    /// a script or `sh -c` starts is not looked at, and finds no device if it is such a program.
     Run {
         /// NICs, each a device of the program
         #[arg(
@@ -95,6 +97,9 @@ pub enum Command {
         #[arg(required = true, last = true, value_name = "PROGRAM")]
         command: Vec<OsString>,
     },
+    /// Hold NICs for `run`, which says on a pipe which ones; started by it
+    #[command(hide = true)]
+    RunNics,
     /// Networks: only NICs of one network can find or reach each other
     #[command(subcommand)]
     Network(NetworkCommand),

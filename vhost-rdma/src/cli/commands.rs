@@ -63,6 +63,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Command::Serve(_)
             | Command::Keep { .. }
             | Command::Run { .. }
+            | Command::RunNics
             | Command::Kept { .. }
             | Command::NetworkProcess { .. }
             | Command::OutsideProcess

@@ -2,14 +2,14 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use super::nics::{Holder, NewNic, ask, ourselves};
 use super::{Fault, host};
 use crate::config;
 
@@ -18,26 +18,22 @@ const START: Duration = Duration::from_secs(10);
 /// The name of an admin socket in a runtime directory.
 const ADMIN: &str = "admin.sock";
 
-/// One that is ours ends with this.
-struct Own {
+/// One that is ours ends when this is dropped, and its NICs with it.
+pub(super) struct OwnDaemon {
+    admin: PathBuf,
     child: Child,
     dir: PathBuf,
 }
 
 /// See the module. NICs that were added go when this is dropped.
-pub(super) struct Daemon {
-    admin: PathBuf,
-    own: Option<Own>,
-    nics: Mutex<Vec<String>>,
+pub(super) enum Daemon {
+    Own(OwnDaemon),
+    /// Others use it too.
+    Shared(Holder),
 }
 
 fn listens(admin: &Path) -> bool {
     UnixStream::connect(admin).is_ok()
-}
-
-/// This program.
-fn ourselves() -> Result<PathBuf, Fault> {
-    std::env::current_exe().map_err(host("find this program"))
 }
 
 /// A new directory that nobody else can open.
@@ -60,14 +56,9 @@ fn v4(random: u64) -> Ipv4Addr {
     Ipv4Addr::from(u32::from_be_bytes([198, 18, 0, 0]) + host)
 }
 
-impl Daemon {
-    /// The one that runs, if it lets us in; else one of our own, with this network.
-    pub(super) fn of(network: Option<&str>) -> Result<Self, Fault> {
-        let admin = config::default_admin_socket();
-        let nics = Mutex::default();
-        if listens(&admin) {
-            return Ok(Self { admin, own: None, nics });
-        }
+impl OwnDaemon {
+    /// With this network.
+    fn start(network: Option<&str>) -> Result<Self, Fault> {
         let dir = private_dir().map_err(host("make a directory for the daemon"))?;
         let admin = dir.join(ADMIN);
         let child = Command::new(ourselves()?)
@@ -81,10 +72,10 @@ impl Daemon {
             .env("VHOST_RDMA_LOG", std::env::var_os("VHOST_RDMA_LOG").unwrap_or("error".into()))
             .spawn()
             .map_err(host("start a daemon"))?;
-        let mut daemon = Self { admin, own: Some(Own { child, dir }), nics };
+        let mut daemon = Self { admin, child, dir };
         daemon.wait()?;
         if let Some(network) = network.filter(|name| *name != crate::node::DEFAULT_NETWORK) {
-            daemon.ask(&["network", "add", network].map(OsStr::new))?;
+            ask(&daemon.admin, &["network", "add", network].map(OsStr::new))?;
         }
         Ok(daemon)
     }
@@ -92,88 +83,72 @@ impl Daemon {
     fn wait(&mut self) -> Result<(), Fault> {
         let begin = Instant::now();
         while !listens(&self.admin) {
-            let child = self.own.as_mut().map(|own| own.child.try_wait());
-            if matches!(child, Some(Ok(Some(_)) | Err(_))) || begin.elapsed() > START {
+            let ended = !matches!(self.child.try_wait(), Ok(None));
+            if ended || begin.elapsed() > START {
                 return Err(Fault::Daemon("the daemon does not start; it says why above".into()));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }
+}
 
-    /// Runs a command of ours; what it said.
-    fn ask(&self, args: &[&OsStr]) -> Result<Vec<u8>, Fault> {
-        let mut command = Command::new(ourselves()?);
-        command.arg("--json").arg("--socket").arg(&self.admin).args(args).stdin(Stdio::null());
-        let output = command.output().map_err(host("ask the daemon"))?;
-        if output.status.success() {
-            return Ok(output.stdout);
+impl Drop for OwnDaemon {
+    fn drop(&mut self) {
+        // It ends by itself as its parent does; but its directory is to go now.
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Daemon {
+    /// The one at this socket; where none is named the one that runs, if it lets us in; else one of
+    /// our own, with this network.
+    pub(super) fn of(socket: Option<&Path>, network: Option<&str>) -> Result<Self, Fault> {
+        let named = socket.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.into()));
+        let admin = named.clone().unwrap_or_else(config::default_admin_socket);
+        // One that is named has its own words for why it is not reached.
+        if named.is_some() || listens(&admin) {
+            return Ok(Self::Shared(Holder::start(admin)?));
         }
-        let said = serde_json::from_slice::<serde_json::Value>(&output.stderr).ok();
-        let message = said.and_then(|said| Some(said["error"]["message"].as_str()?.to_owned()));
-        Err(Fault::Daemon(message.unwrap_or_else(|| "the daemon refuses".to_owned())))
+        Ok(Self::Own(OwnDaemon::start(network)?))
     }
 
     /// Adds NICs; their sockets, and their IPv4 addresses.
     pub(super) fn add_nics(
-        &self,
+        &mut self,
         count: u32,
         network: Option<&str>,
     ) -> Result<Vec<(PathBuf, Ipv4Addr)>, Fault> {
-        // Another may have the same address: once more, with another.
-        (0..count).map(|_| self.add_nic(network).or_else(|_| self.add_nic(network))).collect()
+        let add = |_| {
+            let first = self.add_nic(network);
+            // Another may have the same address: once more, with another.
+            first.or_else(|_| self.add_nic(network))
+        };
+        (0..count).map(add).collect()
     }
 
-    fn add_nic(&self, network: Option<&str>) -> Result<(PathBuf, Ipv4Addr), Fault> {
+    fn add_nic(&mut self, network: Option<&str>) -> Result<(PathBuf, Ipv4Addr), Fault> {
         let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(|error| Fault::Host {
-            action: "get random numbers".into(),
-            source: io::Error::other(error),
-        })?;
+        getrandom::fill(&mut random)
+            .map_err(io::Error::other)
+            .map_err(host("get random numbers"))?;
         let random = u64::from_ne_bytes(random);
-        let name = format!("run-{random:016x}");
-        // RFC 4193: of our own, and nobody else's.
-        let groups = random.to_be_bytes();
-        let [a, b, c, d] = [0, 2, 4, 6].map(|at| {
-            u16::from_be_bytes([
-                groups.get(at).copied().unwrap_or(0),
-                groups.get(at + 1).copied().unwrap_or(0),
-            ])
-        });
-        let address = std::net::Ipv6Addr::new(0xfd76, 0x7264, 0x6d61, 0, a, b, c, d).to_string();
-        // First, since programs that know both kinds (libfabric) take the first for all of them.
         let v4 = v4(random);
-        let first = v4.to_string();
-        let network = network.unwrap_or(crate::node::DEFAULT_NETWORK);
-        let args = ["nic", "add", &name, "--for", "process", "--network", network, "--address"];
-        let args = args.into_iter().chain([first.as_str(), "--address", address.as_str()]);
-        let said = self.ask(&args.map(OsStr::new).collect::<Vec<_>>())?;
-        self.nics.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(name);
-        let nic: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
-        let socket = nic["socket"].as_str().map(PathBuf::from);
-        socket
-            .map(|socket| (socket, v4))
-            .ok_or_else(|| Fault::Daemon("the daemon names no socket".to_owned()))
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        if let Some(Own { child, dir }) = &mut self.own {
-            // It ends by itself as its parent does; but its directory is to go now.
-            let pid = rustix::process::Pid::from_child(child);
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-            let _ = child.wait();
-            let _ = std::fs::remove_dir_all(dir);
-            return;
-        }
-        let nics = std::mem::take(
-            &mut *self.nics.lock().unwrap_or_else(std::sync::PoisonError::into_inner),
-        );
-        for name in nics {
-            if let Err(error) = self.ask(&["nic", "rm", &name].map(OsStr::new)) {
-                eprintln!("vhost-rdma: NIC {name} is still there: {error}");
-            }
-        }
+        // RFC 4193: of our own, and nobody else's.
+        let v6 = Ipv6Addr::from_bits(0xfd76_7264_6d61_0000 << 64 | u128::from(random));
+        let nic = NewNic {
+            name: format!("run-{random:016x}"),
+            network: network.unwrap_or(crate::node::DEFAULT_NETWORK).to_owned(),
+            // First, since programs that know both kinds (libfabric) take the first for all.
+            addresses: vec![v4.into(), v6.into()],
+        };
+        let socket = match self {
+            Self::Own(own) => nic.add(&own.admin)?,
+            Self::Shared(holder) => holder.add(nic)?,
+        };
+        Ok((socket, v4))
     }
 }

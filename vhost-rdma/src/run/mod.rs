@@ -2,9 +2,9 @@
 //!
 //! If no daemon runs, one is started that lives as long as the program. It gets NICs for processes,
 //! the program their sockets (`VHOST_RDMA_DEVICES`), their addresses (`VHOST_RDMA_ADDRESSES`) and
-//! the libraries (`LD_LIBRARY_PATH`), and when the program ends everything goes. What is asked of
-//! the daemon is asked by this same program, as anybody would. Signals are handed on to the
-//! program.
+//! the libraries (`LD_LIBRARY_PATH`, and `VHOST_RDMA_LIBRARIES` for who hands them on), and when
+//! the program ends everything goes (`nics`). What is asked of the daemon is asked by this same
+//! program, as anybody would. Signals are handed on to the program.
 //!
 //! What cannot be served is said in one line before anything is started: a library path means
 //! nothing to a static program, to another C library, and to a program with more rights than ours.
@@ -13,6 +13,7 @@
 
 mod child;
 mod daemon;
+mod nics;
 mod program;
 
 use std::ffi::{OsStr, OsString};
@@ -22,8 +23,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use self::daemon::Daemon;
+pub use self::nics::hold;
 
-/// Where the libraries are.
+/// Where the libraries are; programs are told too, whoever starts a container with them.
 const LIBRARIES: &str = "VHOST_RDMA_LIBRARIES";
 /// Sockets of NICs, for the libraries.
 const DEVICES: &str = "VHOST_RDMA_DEVICES";
@@ -44,6 +46,8 @@ const FILES: &str = "libvhost_rdma_files.so";
 pub struct Wanted {
     /// NICs, each a device of the program.
     pub nics: u32,
+    /// The admin socket of the daemon, if one is named.
+    pub socket: Option<PathBuf>,
     /// Their network.
     pub network: Option<String>,
     /// Sockets of NICs that there are already.
@@ -88,7 +92,9 @@ fn libraries() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok();
     let beside = beside.and_then(|exe| Some(exe.parent()?.parent()?.join("lib/vhost-rdma")));
     let mut all = named.into_iter().chain(beside).chain(INSTALLED.map(PathBuf::from));
-    all.find(|dir| dir.join(LIBIBVERBS).exists())
+    let found = all.find(|dir| dir.join(LIBIBVERBS).exists())?;
+    // A program may change its directory.
+    Some(std::path::absolute(&found).unwrap_or(found))
 }
 
 /// `first` before what a variable has.
@@ -109,15 +115,18 @@ pub fn run(wanted: &Wanted) -> Result<ExitCode, Fault> {
     let program = wanted.command.first().map_or(OsStr::new(""), OsString::as_os_str);
     program::check(program)?;
     let libraries = libraries().ok_or(Fault::Libraries)?;
-    let daemon = match wanted.connect.is_empty() {
-        true => Some(Daemon::of(wanted.network.as_deref())?),
+    let network = wanted.network.as_deref();
+    let mut daemon = match wanted.connect.is_empty() {
+        true => Some(Daemon::of(wanted.socket.as_deref(), network)?),
         false => None,
     };
-    let (sockets, addresses): (_, Vec<_>) = match &daemon {
-        Some(daemon) => {
-            daemon.add_nics(wanted.nics, wanted.network.as_deref())?.into_iter().unzip()
+    let (sockets, addresses): (Vec<_>, Vec<_>) = match &mut daemon {
+        Some(daemon) => daemon.add_nics(wanted.nics, network)?.into_iter().unzip(),
+        None => {
+            let absolute = wanted.connect.iter().map(std::path::absolute);
+            let sockets = absolute.collect::<io::Result<_>>();
+            (sockets.map_err(host("find the present directory"))?, Vec::new())
         }
-        None => (wanted.connect.clone(), Vec::new()),
     };
     let devices = sockets.iter().map(|socket| socket.as_os_str()).collect::<Vec<_>>();
     let mut command = Command::new(program);
@@ -127,6 +136,7 @@ pub fn run(wanted: &Wanted) -> Result<ExitCode, Fault> {
         let all: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         command.env(ADDRESSES, all.join(" "));
     }
+    command.env(LIBRARIES, &libraries);
     command.env("LD_LIBRARY_PATH", before(&libraries, "LD_LIBRARY_PATH"));
     let heap = std::env::var_os(SHARED_HEAP).is_none_or(|heap| heap != "0");
     let preloaded = heap.then_some(HEAP).into_iter().chain([FILES]);

@@ -21,12 +21,26 @@ pub enum Unfit {
     /// It gets rights that we do not have.
     #[error("{0} is setuid or setgid: its loader ignores our library path")]
     Setuid(String),
+    /// It gets capabilities that we do not have.
+    #[error("{0} has file capabilities: its loader ignores our library path")]
+    Capabilities(String),
 }
 
 /// Bytes of a program that are looked at: its headers.
 const HEADERS: u64 = 64 << 10;
 /// `PT_INTERP` (elf(5)).
 const INTERP: u64 = 3;
+
+/// Where a file has its capabilities (capabilities(7)).
+const CAPABILITIES: &str = "security.capability";
+
+/// Whether a program gets capabilities by its file. Root has them all, and its loader takes our
+/// path (capabilities(7), ld.so(8)).
+fn gets_capabilities(path: &Path, is_root: bool) -> bool {
+    let mut value = [0_u8; 64];
+    // Whatever else is said is that of a file system without them.
+    !is_root && rustix::fs::getxattr(path, CAPABILITIES, &mut value).is_ok_and(|len| len > 0)
+}
 
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_encoded_bytes().contains(&b'/') {
@@ -70,6 +84,9 @@ pub(super) fn check(program: &OsStr) -> Result<(), Unfit> {
     if path.metadata().is_ok_and(|file| file.permissions().mode() & 0o6000 != 0) {
         return Err(Unfit::Setuid(name()));
     }
+    if gets_capabilities(&path, rustix::process::geteuid().is_root()) {
+        return Err(Unfit::Capabilities(name()));
+    }
     let mut bytes = Vec::new();
     let read = File::open(&path).and_then(|file| file.take(HEADERS).read_to_end(&mut bytes));
     match read.ok().and_then(|_| loader(&bytes)) {
@@ -97,6 +114,29 @@ mod tests {
         bytes[96] = u8::try_from(loader.len()).unwrap();
         bytes.extend(loader);
         bytes
+    }
+
+    #[test]
+    fn file_capabilities_are_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ping");
+        std::fs::write(&path, "").unwrap();
+        assert!(!gets_capabilities(&path, false));
+        // VFS_CAP_REVISION_2, effective; CAP_NET_RAW (linux/capability.h).
+        let words = [0x0200_0001_u32, 1 << 13, 0, 0, 0];
+        let value: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        let flags = rustix::fs::XattrFlags::empty();
+        match rustix::fs::setxattr(&path, CAPABILITIES, &value, flags) {
+            Ok(()) => {
+                assert!(gets_capabilities(&path, false));
+                assert!(!gets_capabilities(&path, true));
+            }
+            // That takes CAP_SETFCAP.
+            Err(error) => {
+                assert!(!rustix::process::geteuid().is_root(), "{error}");
+                assert_eq!(error, rustix::io::Errno::PERM);
+            }
+        }
     }
 
     #[test]
