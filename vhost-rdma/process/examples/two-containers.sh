@@ -16,7 +16,8 @@
 #
 # CONTAINERS says which engine: podman or docker, whichever is there. CONTAINER_OPTIONS go to both
 # containers, ENGINE_OPTIONS to the engine. A container needs three things, all of them seen below:
-# the NIC's socket, the libraries, and their place in the environment.
+# the NIC's socket, the libraries, and their place in the environment. The first two are where "run"
+# says in VHOST_RDMA_DEVICES and VHOST_RDMA_LIBRARIES.
 set -eu
 
 [ $# -eq 3 ] || { sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 2; }
@@ -37,10 +38,16 @@ case $VHOST_RDMA_DEVICES in
 	exit 2
 	;;
 esac
+[ -f "${VHOST_RDMA_LIBRARIES:-}/libibverbs.so.1" ] || {
+	echo "$0: VHOST_RDMA_LIBRARIES does not name the libraries:" \
+		"start me with \"vhost-rdma run --nics 2 --\"" >&2
+	exit 2
+}
 first=${VHOST_RDMA_DEVICES%%:*}
 second=${VHOST_RDMA_DEVICES#*:}
 second=${second%%:*}
-nic=${VHOST_RDMA_ADDRESSES%% *}
+addresses=${VHOST_RDMA_ADDRESSES:-}
+nic=${addresses%% *}
 server=vhost-rdma-$$
 
 # A container with the NIC of this socket.
@@ -55,6 +62,7 @@ container() { # SOCKET OPTION... IMAGE COMMAND...
 		-v "$VHOST_RDMA_LIBRARIES:/run/vhost-rdma/lib:ro" \
 		-e LD_LIBRARY_PATH=/run/vhost-rdma/lib \
 		-e "LD_PRELOAD=$preload" \
+		-e "VHOST_RDMA_SHARED_HEAP=${VHOST_RDMA_SHARED_HEAP:-1}" \
 		"$@"
 }
 
@@ -62,7 +70,16 @@ container() { # SOCKET OPTION... IMAGE COMMAND...
 trap '"$engine" rm -f "$server" > /dev/null 2>&1 || true' EXIT
 # shellcheck disable=SC2086
 container "$first" -d --name "$server" $image sh -c "exec $serves" > /dev/null
-address=$("$engine" inspect -f '{{.NetworkSettings.IPAddress}}' "$server")
+# That of its first network that gives one; Docker 29 has it nowhere else. What a network without
+# addresses says is passed over.
+networks='{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}'
+address=
+for word in $("$engine" inspect -f "$networks" "$server"); do
+	case $word in
+	*[!0-9.]*) ;;
+	*) address=${address:-$word} ;;
+	esac
+done
 asks=$(printf %s "$asks" | sed "s/SERVER_ADDRESS/${address:-127.0.0.1}/g; s/NIC_ADDRESS/$nic/g")
 # The server is there when it answers.
 for _ in 1 2 3 4 5 6 7 8 9; do
