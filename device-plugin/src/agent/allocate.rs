@@ -73,9 +73,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         self.await_daemon(pool).await;
         let ids: Vec<&String> = containers.iter().flatten().collect();
         for _ in 0..ATTEMPTS {
+            // Also after leftovers were undone: the function may be new then.
+            self.look_at_hardware(pool).await;
             let mut state = self.state.lock().await;
             let pools = Arc::clone(&state.pools);
             let pool = pool_of(&pools, pool).map_err(AllocateError)?;
+            if let (false, Some(error)) = (pool.config.kind.is_served(), &state.host_error) {
+                return Err(AllocateError(format!("cannot look at the hardware: {error}")));
+            }
             let wanted = self.decide(&state, pool, &ids).await?;
             let leftovers: Vec<String> = wanted
                 .iter()
@@ -105,6 +110,15 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             }
         }
         Err(AllocateError("leftovers of earlier pods cannot be undone; see the log".to_owned()))
+    }
+
+    /// Names and device nodes of a function may be another's by now: what a container gets is what
+    /// is there when it gets it.
+    async fn look_at_hardware(&self, pool: &str) {
+        let given = |pool: &Pool| !pool.config.kind.is_served();
+        if self.state.lock().await.pools.get(pool).is_some_and(given) {
+            self.rescan().await;
+        }
     }
 
     /// A node starts its parts side by side, and a pod that is refused now does not come again:
@@ -169,8 +183,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 return Err(AllocateError(why));
             }
             // What is wrong with the NIC of a pod that is gone ends with that NIC; a new one is
-            // looked at when it is made.
-            let sick = defect(state, pool, device).filter(|_| decision != Decision::TearDown);
+            // looked at when it is made. Hardware stays, and is looked at when nothing is left on
+            // it.
+            let left = || state.ledger.get(id).is_some_and(|slot| !slot.records.is_empty());
+            let sick = match decision {
+                Decision::TearDown if pool.config.kind.is_served() || left() => None,
+                Decision::TearDown => device.defect.clone(),
+                _ => defect(state, pool, device),
+            };
             if let Some(defect) = sick {
                 return Err(AllocateError(format!("{id} cannot be used: {defect}")));
             }

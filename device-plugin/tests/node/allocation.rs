@@ -1,9 +1,13 @@
 //! Who gets what, and who does not.
 
+use std::sync::Arc;
+
+use vhost_rdma_agent::host::{Function, Parent};
+use vhost_rdma_agent_api::{Attached, Detached, Reply, Request};
 use vhost_rdma_proto::v1::Session;
 
 use crate::daemon::Late;
-use crate::world::{BLUE, CONFIG, World, config};
+use crate::world::{BLUE, CONFIG, World, attach, attachment, config};
 
 #[tokio::test]
 async fn an_allocation_that_is_repeated_gives_the_same_nic() {
@@ -246,10 +250,13 @@ async fn a_pools_backing_is_that_of_its_new_nics() {
     world.settle().await;
     assert_eq!(backing(&world, "k8s.blue-0"), "soft");
     let rnic = CONFIG.replace("network='blue'", "network='blue'\nbacking='rnic:rxe0'");
-    world.hardware.0.lock().unwrap().functions.push(vhost_rdma_agent::host::Function {
-        rdma: Some("rxe0".to_owned()),
-        ..Default::default()
-    });
+    world
+        .hardware
+        .0
+        .lock()
+        .unwrap()
+        .functions
+        .push(Function { rdma: Some("rxe0".to_owned()), ..Default::default() });
     world.agent().reloaded(config(&rnic)).await;
     // The pod's own NIC stays what it is, also when its container asks again.
     assert_eq!(world.allocate(&["blue-0"]).await.unwrap(), first);
@@ -266,4 +273,53 @@ async fn a_pools_backing_is_that_of_its_new_nics() {
     for id in ["k8s.blue-1", "k8s.blue-2"] {
         assert_eq!(backing(&world, id), "rnic:rxe0");
     }
+}
+
+/// What an agent knew of a function is old: it looks before it gives it away.
+#[tokio::test]
+async fn a_function_is_given_as_it_is_and_not_as_it_was() {
+    let function = |rdma: Option<&str>, uverbs: &str| Function {
+        pci: Some("0000:03:00.1".to_owned()),
+        parent: Some(Parent { pci: "0000:03:00.0".to_owned(), netdev: None, vf: 0 }),
+        vendor: "15b3".to_owned(),
+        driver: Some("mlx5_core".to_owned()),
+        rdma: rdma.map(str::to_owned),
+        char_devices: vec![format!("/dev/infiniband/{uverbs}").into()],
+        ..Function::default()
+    };
+    let mut world = World::new().await;
+    let hardware = Arc::clone(&world.hardware);
+    let is = |function| hardware.0.lock().unwrap().functions = vec![function];
+    is(function(Some("mlx5_1"), "uverbs1"));
+    world.kill_agent().await;
+    let text = "injection='classic'\n[[pools]]\nname='fast'\nkind='vf'\n\
+                selectors=[{pci=['0000:03:00.1']}]\n";
+    world.start_agent(text).await;
+    let given = async || {
+        let ids = [vec!["0000:03:00.1".to_owned()]];
+        let answer =
+            world.agent().allocate("fast", &ids).await.map_err(|error| error.to_string())?;
+        let env = answer[0].envs["VHOST_RDMA_FAST_0_RDMA_DEVICE"].clone();
+        let nodes: Vec<_> = answer[0].devices.iter().map(|node| node.host_path.clone()).collect();
+        Ok::<_, String>((env, nodes))
+    };
+    let as_it_is =
+        |rdma: &str, uverbs: &str| Ok((rdma.to_owned(), vec![format!("/dev/infiniband/{uverbs}")]));
+    // Made as new by the plugin since the last look.
+    is(function(Some("mlx5_2"), "uverbs2"));
+    assert_eq!(given().await, as_it_is("mlx5_2", "uverbs2"));
+    // Its pod is gone, and it has no RDMA device (yet).
+    world.kubelet.give("p", "vhost-rdma.io/fast", "0000:03:00.1");
+    world.settle().await;
+    let record = Request::Attach(attach("p", "c1"));
+    assert!(matches!(world.ask(record).await, Reply::Nics(nics) if nics.len() == 1));
+    let done = Attached { attachment: attachment("c1", "eth0"), nics: Vec::new() };
+    assert_eq!(world.ask(Request::Attached(done)).await, Reply::Done);
+    let gone = Detached { attachment: attachment("c1", "eth0"), nics: Vec::new() };
+    assert_eq!(world.ask(Request::Detached(gone)).await, Reply::Done);
+    is(function(None, "uverbs2"));
+    let refused = given().await.unwrap_err();
+    assert!(refused.contains("no RDMA device"), "{refused}");
+    is(function(Some("mlx5_3"), "uverbs3"));
+    assert_eq!(given().await, as_it_is("mlx5_3", "uverbs3"));
 }
