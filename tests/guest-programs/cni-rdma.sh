@@ -137,7 +137,8 @@ ip netns add pod
 # --- The pod calls both devices otherwise, and its interface like the host's as well.
 rename() {
   in_pod rdma dev set $dev name mine && in_pod ip link set net1 down &&
-    in_pod ip link set net1 name x && in_pod ip link property add dev x altname eth0 net1
+    in_pod ip link set net1 name x && in_pod ip link property add dev x altname eth0 &&
+    in_pod ip link property add dev x altname net1
 }
 must "ADD for a pod that renames" cni ADD $pod
 must "the pod renames" rename
