@@ -168,6 +168,9 @@ pub struct PoolConfig {
     /// Do not tell the kubelet NUMA nodes.
     #[serde(default)]
     pub exclude_topology: bool,
+    /// `vf`, `shared`: pods get the device node for management datagrams as well.
+    #[serde(default)]
+    pub umad: bool,
     /// What the controller says of it, if it is a pool of the controller's: no file says that.
     #[serde(skip)]
     pub cluster: Option<ClusterPool>,
@@ -385,6 +388,9 @@ impl PoolConfig {
                     "{field} is only for pools of kind \"vhost-user\" or \"process\""
                 ));
             }
+        }
+        if self.umad && !matches!(self.kind, Kind::Vf | Kind::Shared) {
+            return bad("umad is only for pools of kind \"vf\" or \"shared\"".to_owned());
         }
         for selector in &self.selectors {
             if selector.is_empty() {

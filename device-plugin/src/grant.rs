@@ -204,7 +204,9 @@ pub fn hardware(pool: &Pool, device: &Device) -> Gift {
         devices.extend(function.iommu_group.map(|group| format!("/dev/vfio/{group}")));
     } else {
         env.extend(function.rdma.iter().map(|rdma| ("RDMA_DEVICE", rdma.clone())));
-        devices.extend(function.char_devices.iter().map(|path| path.display().to_string()));
+        let umad = function.umad.iter().filter(|_| pool.config.umad);
+        let nodes = function.char_devices.iter().chain(umad);
+        devices.extend(nodes.map(|path| path.display().to_string()));
     }
     Gift { id: device.id.clone(), env, devices, ..Gift::default() }
 }

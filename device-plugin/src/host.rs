@@ -36,8 +36,12 @@ pub struct Function {
     pub numa: Option<u32>,
     /// Its VFIO group.
     pub iommu_group: Option<u32>,
-    /// Device nodes that verbs need: `uverbsN`, `rdma_cm`, `umadN`.
+    /// Device nodes that verbs need: `uverbsN`, `rdma_cm`.
     pub char_devices: Vec<PathBuf>,
+    /// Device nodes for management datagrams (`umadN`): whoever has one can speak for the port, to
+    /// the fabric's manager too.
+    #[serde(default)]
+    pub umad: Vec<PathBuf>,
     /// Why it cannot be used now although all is there, such as a port without a link.
     pub fault: Option<String>,
 }

@@ -83,7 +83,7 @@ impl Pools {
                             && !taken_functions.contains(&key)
                         {
                             taken_functions.insert(key);
-                            found.extend(hardware(pool, function, netns_mode));
+                            found.extend(hardware(pool, function, inventory));
                         }
                     }
                     if found.is_empty() {
@@ -175,7 +175,7 @@ fn suits(kind: Kind, function: &Function) -> bool {
     }
 }
 
-fn hardware(pool: &PoolConfig, function: &Function, mode: NetnsMode) -> Vec<Device> {
+fn hardware(pool: &PoolConfig, function: &Function, inventory: &Inventory) -> Vec<Device> {
     let device = |id: String, defect: Option<String>| Device {
         id,
         numa: if pool.exclude_topology { Vec::new() } else { function.numa.into_iter().collect() },
@@ -190,14 +190,15 @@ fn hardware(pool: &PoolConfig, function: &Function, mode: NetnsMode) -> Vec<Devi
             function.pci.iter().map(|pci| device(pci.clone(), defect.clone())).collect()
         }
         Kind::VfVfio => {
-            let defect = function.iommu_group.is_none().then(|| "it has no IOMMU group".to_owned());
+            let defect = undivided(function, inventory);
             function.pci.iter().map(|pci| device(pci.clone(), defect.clone())).collect()
         }
         Kind::Shared => {
             let name = function.rdma.clone().unwrap_or_default();
             // `rdma system`: in exclusive mode a pod sees only what was moved into it, and a share
             // cannot be moved.
-            let defect = (mode == NetnsMode::Exclusive).then(|| {
+            let exclusive = inventory.netns_mode == Some(NetnsMode::Exclusive);
+            let defect = exclusive.then(|| {
                 "the host is in RDMA exclusive mode, pods would not see it; set ib_core \
                  netns_mode=1"
                     .to_owned()
@@ -207,6 +208,19 @@ fn hardware(pool: &PoolConfig, function: &Function, mode: NetnsMode) -> Vec<Devi
                 .collect()
         }
     }
+}
+
+/// Why user space cannot have this function alone: the IOMMU does not tell those of one group apart,
+/// and a group's node opens all of them.
+fn undivided(function: &Function, inventory: &Inventory) -> Option<String> {
+    let Some(group) = function.iommu_group else { return Some("it has no IOMMU group".to_owned()) };
+    let mut others = inventory.functions.iter().filter(|other| {
+        other.iommu_group == Some(group)
+            && (&other.pci, &other.rdma) != (&function.pci, &function.rdma)
+    });
+    let other = others.next()?;
+    let name = other.pci.as_deref().or(other.rdma.as_deref()).unwrap_or("another function");
+    Some(format!("it shares the IOMMU group {group} with {name} (a slot without ACS)"))
 }
 
 /// Does the selector mean this function?
@@ -354,5 +368,59 @@ mod tests {
         );
         assert_eq!(ids(&pools, "a"), ["a-mlx5_0-1"]);
         assert_eq!(pools.problems.len(), 1);
+    }
+
+    /// The IOMMU does not tell functions of one group apart, and its node is all of theirs.
+    #[test]
+    fn functions_of_one_iommu_group_go_to_nobody() {
+        let text = "[[pools]]\nname='x'\nkind='vf-vfio'\nselectors=[{pf=['ens1']}]";
+        let config = Config::parse(text, Path::new("f")).unwrap();
+        let defects = |inventory: &Inventory| {
+            let pools = Pools::build(&config, inventory);
+            let devices = pools.pools[0].devices.values();
+            devices.map(|device| device.defect.clone()).collect::<Vec<_>>()
+        };
+        let mut inventory = inventory();
+        inventory.functions.push(vf(3, "vfio-pci"));
+        assert_eq!(defects(&inventory), [None, None]);
+        inventory.functions[4].iommu_group = inventory.functions[3].iommu_group;
+        for defect in defects(&inventory) {
+            assert!(
+                defect.as_ref().is_some_and(|why| why.contains("IOMMU group 42")),
+                "{defect:?}"
+            );
+        }
+        // Whoever has the other: it is the host's, or a pod's by another pool.
+        for other in [0, 1] {
+            inventory.functions[4].iommu_group = Some(43);
+            inventory.functions[other].iommu_group = Some(42);
+            let found = defects(&inventory);
+            assert!(found[0].is_some() && found[1].is_none(), "{other}: {found:?}");
+            inventory.functions[other].iommu_group = None;
+        }
+    }
+
+    /// Whoever has it speaks for the port, to the fabric's manager too.
+    #[test]
+    fn management_datagrams_are_given_only_where_the_pool_says_so() {
+        let shared = Function {
+            rdma: Some("mlx5_0".to_owned()),
+            char_devices: vec!["/dev/infiniband/uverbs0".into()],
+            umad: vec!["/dev/infiniband/umad0".into()],
+            ..Function::default()
+        };
+        let inventory = Inventory { functions: vec![shared], netns_mode: None };
+        let nodes = |more: &str| {
+            let text = format!(
+                "[[pools]]\nname='s'\nkind='shared'\ncount=1\nselectors=[{{rdma=['mlx5_0']}}]\n{more}"
+            );
+            let pools = Pools::build(&Config::parse(&text, Path::new("f")).unwrap(), &inventory);
+            crate::grant::hardware(&pools.pools[0], &pools.pools[0].devices["s-mlx5_0-0"]).devices
+        };
+        assert_eq!(nodes(""), ["/dev/infiniband/uverbs0"]);
+        assert_eq!(nodes("umad=true"), ["/dev/infiniband/uverbs0", "/dev/infiniband/umad0"]);
+        let raw = "[[pools]]\nname='x'\nkind='vf-vfio'\numad=true\nselectors=[{vendor=['15b3']}]";
+        let refused = Config::parse(raw, Path::new("f")).unwrap_err().to_string();
+        assert!(refused.contains("umad is only for"), "{refused}");
     }
 }

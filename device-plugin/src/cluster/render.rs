@@ -87,6 +87,7 @@ fn offered(
         if_prefix: DEFAULT_IF_PREFIX.to_owned(),
         selectors: Vec::new(),
         exclude_topology: false,
+        umad: false,
         cluster: Some(ClusterPool {
             network_uid: network.uid.clone(),
             ipam: network.ipam,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rdma_netlink::link::{LinkKind, Links};
-use rdma_netlink::rdma::{Device, PortState, Rdma};
+use rdma_netlink::rdma::{CharDevice, Device, PortState, Rdma};
 use rdma_netlink::sriov::{self, Host as _};
 use vhost_rdma_agent_api::NetnsMode;
 
@@ -109,6 +109,7 @@ impl Verbs {
             numa: seen.numa_node,
             iommu_group: seen.iommu_group,
             char_devices: self.char_devices(index),
+            umad: self.umad(index),
             // The port of a VF is down until its pod takes it up; what counts is its PF's.
             fault: None,
         }
@@ -145,8 +146,9 @@ impl Verbs {
                 rdma: Some(device.name.clone()),
                 link: Some(link_layer(&device)),
                 numa: attribute("numa_node").and_then(|node| node.parse().ok()),
-                iommu_group: None,
+                iommu_group: pci.as_ref().and_then(|pci| target(pci, "iommu_group")?.parse().ok()),
                 char_devices: self.char_devices(Some(device.index)),
+                umad: self.umad(Some(device.index)),
                 fault: all_down(&states, &device.name),
                 pci: pci.clone(),
             });
@@ -156,20 +158,24 @@ impl Verbs {
 
     fn char_devices(&mut self, index: Option<u32>) -> Vec<PathBuf> {
         let (Some(rdma), Some(index)) = (self.rdma.as_mut(), index) else { return Vec::new() };
-        let found = [
+        // rdma_ucm may not be loaded: what there is is given.
+        nodes([
             rdma.char_device("uverbs", Some(index), None),
-            rdma.char_device("umad", Some(index), Some(1)),
             rdma.char_device("rdma_cm", None, None),
-        ];
-        // A device without MADs has no umad, and rdma_ucm may not be loaded: what there is is
-        // given.
-        found
-            .into_iter()
-            .flatten()
-            .map(|device| Path::new(NODES).join(device.name))
-            .filter(|path| path.exists())
-            .collect()
+        ])
     }
+
+    /// A device without MADs has none.
+    fn umad(&mut self, index: Option<u32>) -> Vec<PathBuf> {
+        let (Some(rdma), Some(index)) = (self.rdma.as_mut(), index) else { return Vec::new() };
+        nodes([rdma.char_device("umad", Some(index), Some(1))])
+    }
+}
+
+/// The nodes that there are.
+fn nodes<const COUNT: usize>(found: [rdma_netlink::Result<CharDevice>; COUNT]) -> Vec<PathBuf> {
+    let paths = found.into_iter().flatten().map(|device| Path::new(NODES).join(device.name));
+    paths.filter(|path| path.exists()).collect()
 }
 
 fn link(function: &sriov::Function) -> Option<String> {
@@ -205,8 +211,11 @@ fn pci_of(rdma: &str) -> Option<String> {
 }
 
 fn driver_of(pci: &str) -> Option<String> {
-    let link =
-        std::fs::read_link(Path::new(SYSFS).join("bus/pci/devices").join(pci).join("driver"))
-            .ok()?;
-    Some(link.file_name()?.to_str()?.to_owned())
+    target(pci, "driver")
+}
+
+/// The last part of what a link of a function points to.
+fn target(pci: &str, link: &str) -> Option<String> {
+    let path = Path::new(SYSFS).join("bus/pci/devices").join(pci).join(link);
+    Some(std::fs::read_link(path).ok()?.file_name()?.to_str()?.to_owned())
 }
