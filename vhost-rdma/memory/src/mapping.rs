@@ -30,6 +30,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 /// `f_type` of hugetlbfs (statfs(2)).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
+/// What vanishes at once of memory that may vanish ([`Mapping::loose`]): as long as replacing it
+/// takes, a thread stands still that serves others as well.
+const WINDOW: u64 = 64 << 20;
+
 /// Why memory was not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MappingError {
@@ -123,6 +127,8 @@ pub struct Mapping {
     len: u64,
     /// How much of the file comes with the first touch of a byte.
     grain: u64,
+    /// See [`Mapping::loose`].
+    loose: bool,
 }
 
 impl fmt::Debug for Mapping {
@@ -137,6 +143,19 @@ impl Mapping {
     /// # Errors
     /// See [`MappingError`].
     pub fn of_file(file: File, offset: u64, len: u64) -> Result<Self, MappingError> {
+        Self::backed(file, offset, len, false)
+    }
+
+    /// As [`Self::of_file`], of a file that its owner may make shorter and goes on: that costs only
+    /// what lies in it ([`super::AddressSpace::lost`]).
+    ///
+    /// # Errors
+    /// See [`MappingError`].
+    pub fn of_loose_file(file: File, offset: u64, len: u64) -> Result<Self, MappingError> {
+        Self::backed(file, offset, len, true)
+    }
+
+    fn backed(file: File, offset: u64, len: u64, loose: bool) -> Result<Self, MappingError> {
         let page = page_size(file.as_fd());
         if len == 0 || !offset.is_multiple_of(page) || !len.is_multiple_of(page) {
             return Err(MappingError::Pages(page));
@@ -145,7 +164,11 @@ impl Mapping {
         // Also tmpfs has huge pages, and says so here only (mm/shmem.c, `shmem_getattr`).
         let stat = rustix::fs::fstat(&file).map_err(MappingError::Host)?;
         let grain = u64::try_from(stat.st_blksize).unwrap_or(0).max(page);
-        Self::new(len, grain, Some(Backing { file, offset, _descriptor: descriptor }))
+        let backing = Backing { file, offset, _descriptor: descriptor };
+        let window = if loose { WINDOW.next_multiple_of(page) } else { len };
+        let mut mapping = Self::new((len, grain, window), Some(backing))?;
+        mapping.loose = loose;
+        Ok(mapping)
     }
 
     /// Maps anonymous memory, for tests and tools.
@@ -156,11 +179,15 @@ impl Mapping {
         if len == 0 || !len.is_multiple_of(PAGE_SIZE) {
             return Err(MappingError::Pages(PAGE_SIZE));
         }
-        Self::new(len, PAGE_SIZE, None)
+        Self::new((len, PAGE_SIZE, len), None)
     }
 
-    fn new(len: u64, grain: u64, backing: Option<Backing>) -> Result<Self, MappingError> {
-        let maps = Maps::take(1, Use::Memory).ok_or(MappingError::Count)?;
+    fn new(
+        (len, grain, window): (u64, u64, u64),
+        backing: Option<Backing>,
+    ) -> Result<Self, MappingError> {
+        let maps = Maps::take(host(len.div_ceil(window)), Use::Memory);
+        let maps = maps.ok_or(MappingError::Count)?;
         let addresses = Addresses::take(len).ok_or(MappingError::Addresses)?;
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         let any = std::ptr::null_mut();
@@ -184,8 +211,9 @@ impl Mapping {
             _maps: maps,
             _addresses: addresses,
         };
-        parts.watch = Some(Watch::new(start, host(len)).ok_or(MappingError::Unguarded)?);
-        Ok(Self { parts: Some(parts), start, len, grain })
+        let watch = Watch::new(start, host(len), host(window));
+        parts.watch = Some(watch.ok_or(MappingError::Unguarded)?);
+        Ok(Self { parts: Some(parts), start, len, grain, loose: false })
     }
 
     /// Length in bytes.
@@ -204,6 +232,12 @@ impl Mapping {
     #[must_use]
     pub fn gone(&self) -> bool {
         self.parts.as_ref().and_then(|parts| parts.watch.as_ref()).is_some_and(Watch::gone)
+    }
+
+    /// Whether its owner may make it vanish and goes on.
+    #[must_use]
+    pub const fn loose(&self) -> bool {
+        self.loose
     }
 
     /// How much of the file comes with the first touch of a byte: more than [`PAGE_SIZE`] if it is
@@ -302,6 +336,7 @@ mod tests {
 
     #[test]
     fn huge_pages_that_the_host_does_not_have_vanish_and_are_unmapped() {
+        let _graves = super::super::sigbus::tests::beside_others();
         let pages = huge_pages() + 1;
         let file = memfd_create("no-such-page", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB);
         let file = File::from(file.unwrap());

@@ -7,6 +7,11 @@
 //! gone, and lets the access go on. Whoever owns the memory learns it from [`Watch::gone`], after
 //! [`vanished`] has changed, and fails its NIC.
 //!
+//! To replace a mapping takes time in proportion to what was touched of it, on the thread that
+//! faults. Whose NIC fails does that once. A process may do it again and again (`Mapping::loose`):
+//! of its memory only the *window* goes that the fault lies in, and each window is counted as a
+//! mapping from the beginning.
+//!
 //! **The replacement must not be refused**, since there is no other way out: the access can neither
 //! be finished nor given up. `mmap` over a whole mapping takes nothing that may be used up. It
 //! splits no mapping and there are never too many (`maps`); and it commits no memory, which under
@@ -49,7 +54,11 @@ struct Slot {
     sequence: AtomicUsize,
     start: AtomicUsize,
     len: AtomicUsize,
+    /// What is replaced at once, from `start` on; the last may be shorter.
+    window: AtomicUsize,
     gone: AtomicBool,
+    /// Windows that were replaced: bit n for the n-th, modulo 64.
+    buried: AtomicU64,
 }
 
 impl Slot {
@@ -58,30 +67,51 @@ impl Slot {
             sequence: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
+            window: AtomicUsize::new(0),
             gone: AtomicBool::new(false),
+            buried: AtomicU64::new(0),
         }
     }
 
     /// Changes the range. Only the owner of a taken slot does.
-    fn set(&self, start: usize, len: usize) {
+    fn set(&self, start: usize, len: usize, window: usize) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
         self.start.store(start, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
+        self.window.store(window, Ordering::Relaxed);
+        self.buried.store(0, Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// The range, if it holds `addr`; an entry that changes right now holds nothing that can fault
+    /// The window that holds `addr`; an entry that changes right now holds nothing that can fault
     /// here.
-    fn range_with(&self, addr: usize) -> Option<(usize, usize)> {
+    fn window_with(&self, addr: usize) -> Option<Window> {
         let sequence = self.sequence.load(Ordering::Acquire);
         let (start, len) = (self.start.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed));
+        let window = self.window.load(Ordering::Relaxed).max(1);
         fence(Ordering::Acquire);
         let stable =
             sequence.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == sequence;
-        (stable && addr.wrapping_sub(start) < len).then_some((start, len))
+        let within = addr.wrapping_sub(start);
+        (stable && within < len).then(|| {
+            let number = within / window;
+            let before = number * window;
+            let alone = window >= len;
+            Window { number, alone, start: start + before, len: window.min(len - before) }
+        })
     }
+}
+
+/// A part of a mapping that is replaced at once.
+#[derive(Clone, Copy)]
+struct Window {
+    number: usize,
+    /// It is the whole mapping.
+    alone: bool,
+    start: usize,
+    len: usize,
 }
 
 static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
@@ -114,9 +144,10 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Watches `len` bytes at `start`, which are one whole mapping. `None` without a free slot, or
-    /// where no handler can be installed: then the memory must not be used.
-    pub(super) fn new(start: HostPtr, len: usize) -> Option<Self> {
+    /// Watches `len` bytes at `start`, which are one whole mapping, and are replaced by `window`s.
+    /// `None` without a free slot, or where no handler can be installed: then the memory must not
+    /// be used.
+    pub(super) fn new(start: HostPtr, len: usize, window: usize) -> Option<Self> {
         GUARD.get_or_init(Guard::install).as_ref()?;
         if (start.addr() as u64).checked_add(len as u64)? > GRAVE_SIZE {
             return None;
@@ -132,7 +163,7 @@ impl Watch {
             }
         };
         drop(free);
-        TABLE[slot].set(start.addr(), len);
+        TABLE[slot].set(start.addr(), len, window);
         Some(Self { slot })
     }
 
@@ -155,7 +186,7 @@ impl Drop for Watch {
                 tracing::error!(%error, len, "what took the place of guest memory is not freed");
             }
         }
-        slot.set(0, 0);
+        slot.set(0, 0, 0);
         FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.slot);
     }
 }
@@ -204,28 +235,32 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Puts zeroes where the mapping around `addr` was; false if it is none of ours.
+/// Puts zeroes where the window around `addr` was; false if it is none of ours.
 fn replace(addr: usize) -> bool {
     let Some(Some(guard)) = GUARD.get() else { return false };
     let used = USED.load(Ordering::Acquire).min(SLOTS);
-    let found = TABLE[..used].iter().find_map(|slot| Some((slot, slot.range_with(addr)?)));
-    let Some((slot, (start, len))) = found else { return false };
-    let again = slot.gone.load(Ordering::Acquire);
+    let found = TABLE[..used].iter().find_map(|slot| Some((slot, slot.window_with(addr)?)));
+    let Some((slot, window)) = found else { return false };
+    let bit = 1 << (window.number % 64);
+    let again = slot.buried.load(Ordering::Acquire) & bit != 0;
     // SAFETY: the address of the calling thread's own number, which the interrupted code may be
     // about to read.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: nobody but this thread reads or writes it.
     let before = unsafe { errno.read() };
-    // Once more after that is another thread's access, or one for which the host has no page now.
+    // Once more after that is another thread's access, or one for which the host has no page now;
+    // or, of a mapping of many windows, another one's first.
     if again {
         pause();
-    } else {
-        while !bury(start, len, guard) {
+    }
+    if !again || !window.alone {
+        while !bury(window, guard) {
             pause();
         }
     }
     // SAFETY: as above.
     unsafe { errno.write(before) };
+    slot.buried.fetch_or(bit, Ordering::AcqRel);
     if !slot.gone.swap(true, Ordering::AcqRel) {
         VANISHED.fetch_add(1, Ordering::AcqRel);
     }
@@ -237,17 +272,17 @@ fn pause() {
     unsafe { libc::nanosleep(&raw const PAUSE, ptr::null_mut()) };
 }
 
-/// Maps the grave over one whole mapping.
-fn bury(start: usize, len: usize, guard: &Guard) -> bool {
+/// Maps the grave over one window. What was written to it there before stays.
+fn bury(Window { start, len, .. }: Window, guard: &Guard) -> bool {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // Below `GRAVE_SIZE`, so no sign is lost.
     #[allow(clippy::cast_possible_wrap)]
     let offset = start as libc::off_t;
-    // SAFETY: the range is exactly one mapping of guest memory, alive because this very thread is
-    // accessing it. It is only ever accessed as raw bytes that may change at any time, so other
-    // contents are nothing new to anyone. `mmap` may be called in a signal handler on Linux: it is
-    // a bare system call.
+    // SAFETY: the range is one mapping of guest memory or a window of it, alive because this very
+    // thread is accessing it. It is only ever accessed as raw bytes that may change at any time, so
+    // other contents are nothing new to anyone. `mmap` may be called in a signal handler on Linux:
+    // it is a bare system call.
     let mapped = unsafe {
         let at = ptr::without_provenance_mut(start);
         libc::mmap(at, len, rights, flags, guard.grave.as_raw_fd(), offset)
@@ -282,14 +317,21 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs::File;
-    use std::sync::Arc;
+    use std::sync::{Arc, RwLock, RwLockReadGuard};
 
     use super::*;
     use crate::{AddressSpace, Mapping, PageList, Region, Ring};
 
     const LEN: u64 = 0x4000;
+    /// Graves side by side are one mapping: who counts them has no other test beside him.
+    static GRAVES: RwLock<()> = RwLock::new(());
+
+    /// Held by a test whose memory vanishes.
+    pub(crate) fn beside_others() -> RwLockReadGuard<'static, ()> {
+        GRAVES.read().unwrap_or_else(PoisonError::into_inner)
+    }
 
     fn guest() -> (File, AddressSpace) {
         let file = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
@@ -310,6 +352,7 @@ mod tests {
 
     #[test]
     fn memory_that_vanishes_reads_as_zeroes_and_its_owner_learns_it() {
+        let _graves = beside_others();
         let (file, space) = guest();
         let (_keep, neighbour) = guest();
         let ring = Ring::page(&space, 0x1000).unwrap();
@@ -333,6 +376,7 @@ mod tests {
 
     #[test]
     fn what_takes_its_place_is_one_mapping_that_commits_no_memory() {
+        let _graves = GRAVES.write().unwrap_or_else(PoisonError::into_inner);
         let (file, space) = guest();
         let start = space.regions()[0].host(0).unwrap().addr();
         file.set_len(0).unwrap();
@@ -346,6 +390,7 @@ mod tests {
 
     #[test]
     fn what_was_written_to_memory_that_is_gone_is_gone_with_it() {
+        let _graves = beside_others();
         let grave_blocks = || {
             let Some(Some(guard)) = GUARD.get() else { panic!("installed") };
             rustix::fs::fstat(&guard.grave).unwrap().st_blocks
@@ -366,6 +411,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_used_again_without_its_past() {
+        let _graves = beside_others();
         let (file, space) = guest();
         let ring = Ring::page(&space, 0).unwrap();
         file.set_len(0).unwrap();
@@ -380,6 +426,7 @@ mod tests {
 
     #[test]
     fn several_threads_may_find_out_at_once() {
+        let _graves = beside_others();
         for _ in 0..20 {
             let (file, space) = guest();
             file.set_len(0).unwrap();
@@ -395,5 +442,44 @@ mod tests {
             });
             assert!(space.vanished());
         }
+    }
+
+    /// What a process makes vanish of its memory is one window, however long the piece; what was
+    /// touched elsewhere in it stays as it is.
+    #[test]
+    fn of_memory_that_may_vanish_one_window_goes() {
+        let _graves = beside_others();
+        const WINDOWS: u64 = 67;
+        let window = 64u64 << 20;
+        let file = File::from(memfd_create("loose", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(WINDOWS * window).unwrap();
+        let map = Mapping::of_loose_file(file.try_clone().unwrap(), 0, WINDOWS * window).unwrap();
+        let region = Region::new(0, Arc::new(map)).unwrap();
+        let space = AddressSpace::default().with(vec![region]).unwrap();
+        let ring = |window_number: u64| Ring::page(&space, window_number * window).unwrap();
+        ring(0).store_u32(0, 7);
+        ring(1).store_u32(0, 8);
+        file.set_len(window).unwrap();
+        // The last first: its number is another's, as far as what was replaced is kept.
+        for number in (1..WINDOWS).rev() {
+            assert_eq!(ring(number).load_u32(0), 0, "{number}");
+            ring(number).store_u32(4, u32::try_from(number).unwrap());
+        }
+        for number in 1..WINDOWS {
+            assert_eq!(ring(number).load_u32(4), u32::try_from(number).unwrap(), "kept");
+        }
+        assert_eq!(ring(0).load_u32(0), 7, "it is there");
+        assert!(!space.vanished(), "it might go");
+        assert_eq!(space.lost().count(), 1);
+        assert!(space.steady().regions().is_empty());
+        let start = space.regions()[0].host(0).unwrap().addr();
+        let end = start + usize::try_from(WINDOWS * window).unwrap();
+        drop(space);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let left = maps.lines().filter(|line| {
+            let at = usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+            (start..end).contains(&at) && line.contains(GRAVE)
+        });
+        assert_eq!(left.count(), 0, "all of it is unmapped");
     }
 }

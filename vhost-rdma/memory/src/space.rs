@@ -260,10 +260,24 @@ impl AddressSpace {
     }
 
     /// Whether some of the memory is gone for good, such as by truncation of its file (see
-    /// [`super::vanished`]).
+    /// [`super::vanished`]), and was not to go.
     #[must_use]
     pub fn vanished(&self) -> bool {
-        self.regions.iter().any(|region| region.mapping.gone())
+        self.regions.iter().any(|region| region.mapping.gone() && !region.mapping.loose())
+    }
+
+    /// The regions that are gone and might go.
+    pub fn lost(&self) -> impl Iterator<Item = &Region> {
+        self.regions.iter().filter(|region| region.mapping.loose() && region.mapping.gone())
+    }
+
+    /// The same space without what may go.
+    #[must_use]
+    pub fn steady(&self) -> Self {
+        let stays = |region: &&Region| !region.mapping.loose();
+        let regions: Arc<[Region]> = self.regions.iter().filter(stays).cloned().collect();
+        let bytes = regions.iter().map(Region::bytes).sum();
+        Self { regions, bytes, tables: Arc::clone(&self.tables) }
     }
 
     /// How much memory the guest has.

@@ -92,7 +92,7 @@ impl Frontend {
         most: u64,
     ) -> Result<()> {
         let (start, len) = (region.guest_phys_addr, region.memory_size);
-        let offer = Offer { start, len, file, offset: region.mmap_offset };
+        let offer = Offer { start, len, file, offset: region.mmap_offset, loose: false };
         self.session.change_memory(|old| memory::plug(old, offer, most)).map_err(failed)?;
         self.addresses.push(Address { vmm: region.user_addr, guest: start, len });
         let piece = Piece { start, len, vmm: region.user_addr, offset: region.mmap_offset };
@@ -201,6 +201,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
             len: region.memory_size,
             file,
             offset: region.mmap_offset,
+            loose: false,
         });
         let offers = offers.collect();
         let most = self.session.max_guest_bytes();

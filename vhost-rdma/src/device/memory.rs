@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FileType, fstat, fstatfs};
 
-use crate::memory::{AddressSpace, Mapping, MappingError, Region, SpaceError};
+use crate::memory::{AddressSpace, Mapping, MappingError, Region, SpaceError, page_size};
 
 /// `f_type` of tmpfs, hugetlbfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -63,6 +63,8 @@ pub(crate) struct Offer {
     pub(crate) file: File,
     /// Where it begins in the file.
     pub(crate) offset: u64,
+    /// Its owner may make it vanish, and goes on: a process, with a file that is not sealed.
+    pub(crate) loose: bool,
 }
 
 /// How much memory any guest may have: far more than any does, and far less than the daemon has
@@ -117,8 +119,8 @@ fn too_much(most: u64) -> MemoryError {
 
 /// The region that is offered, with its mapping in `old` if it is there.
 fn region(old: &AddressSpace, offer: Offer) -> Result<Region, MemoryError> {
-    let Offer { start, len, file, offset } = offer;
-    check(&file, start, offset.checked_add(len))?;
+    let Offer { start, len, file, offset, loose } = offer;
+    check(&file, start, offset.checked_add(len), loose)?;
     let same = |region: &&Region| {
         region.bytes() == len
             && region.file().is_some_and(|(kept, at)| at == offset && same_file(kept, file.as_fd()))
@@ -126,12 +128,15 @@ fn region(old: &AddressSpace, offer: Offer) -> Result<Region, MemoryError> {
     if let Some(kept) = old.region_at(start).filter(same) {
         return Ok(kept.clone());
     }
-    let mapping = Mapping::of_file(file, offset, len);
+    let map = if loose { Mapping::of_loose_file } else { Mapping::of_file };
+    let mapping = map(file, offset, len);
     let mapping = mapping.map_err(|source| MemoryError::Mapping { start, source })?;
     Ok(Region::new(start, Arc::new(mapping))?)
 }
 
-fn check(file: &File, start: u64, end: Option<u64>) -> Result<(), MemoryError> {
+/// `whole`: the last page of a file is taken, though it ends in the middle of it. All of it is
+/// there (mmap(2)), and programs rarely choose lengths by the page.
+fn check(file: &File, start: u64, end: Option<u64>, whole: bool) -> Result<(), MemoryError> {
     let examine = |source: rustix::io::Errno| MemoryError::Examine { start, source: source.into() };
     let stat = fstat(file).map_err(examine)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
@@ -139,7 +144,10 @@ fn check(file: &File, start: u64, end: Option<u64>) -> Result<(), MemoryError> {
     {
         return Err(MemoryError::FileSystem(start));
     }
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let mut size = u64::try_from(stat.st_size).unwrap_or(0);
+    if whole {
+        size = size.checked_next_multiple_of(page_size(file.as_fd())).unwrap_or(size);
+    }
     if end.is_none_or(|end| end > size) { Err(MemoryError::TooShort(start)) } else { Ok(()) }
 }
 
@@ -170,7 +178,7 @@ mod tests {
     }
 
     fn offer(start: u64, file: &File) -> Offer {
-        Offer { start, len: LEN, file: file.try_clone().expect("dup"), offset: 0 }
+        Offer { start, len: LEN, file: file.try_clone().expect("dup"), offset: 0, loose: false }
     }
 
     fn table(old: &AddressSpace, offers: Vec<Offer>) -> Result<AddressSpace, MemoryError> {

@@ -17,7 +17,7 @@ use virtio_rdma_abi::{AsyncEvent, CompEvent, event};
 
 use crate::cm::{Inbox, MAD_LEN, Mad};
 use crate::link::Flow;
-use crate::nic::{Job, Port};
+use crate::nic::{Job, MEMORY_LOST, Port};
 
 /// What wakes one session's thread; nobody else has the descriptor.
 #[derive(Debug, Clone)]
@@ -190,7 +190,11 @@ impl Port for ProcessPort {
         let (kind, object) = (happened.r#type.get(), happened.object.get());
         let everyone = matches!(
             kind,
-            event::DEVICE_FATAL | event::GID_CHANGE | event::PORT_ACTIVE | event::PORT_ERR
+            event::DEVICE_FATAL
+                | event::GID_CHANGE
+                | event::PORT_ACTIVE
+                | event::PORT_ERR
+                | MEMORY_LOST
         );
         self.with(|lists| {
             let tell = |waiting: &mut Waiting| {

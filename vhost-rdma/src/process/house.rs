@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
 use virtio_rdma_abi::status_page;
 
 use super::cm::Manager;
@@ -23,7 +24,7 @@ use super::memory::WINDOWS;
 use crate::device::memory::{self, MemoryError, Offer};
 use crate::device::nic::{self, Nic, PATIENCE};
 use crate::link::Gid;
-use crate::memory::{AddressSpace, Mapping, PAGE_SIZE, Region, Ring};
+use crate::memory::{AddressSpace, Mapping, MappingError, PAGE_SIZE, Region, Ring};
 use crate::nic::{Command, Reply, Status, Step};
 use crate::node::{AttachError, NicConfig};
 use crate::worker::Progress;
@@ -381,6 +382,12 @@ impl House {
             tracing::debug!(nic = self.nic.name, %error, "memory of a process is refused");
             match error {
                 MemoryError::FileSystem(_) => Status::PERM,
+                // Of a descriptor that is only read, or a file that is sealed against writing.
+                MemoryError::Mapping { source: MappingError::Host(why), .. }
+                    if matches!(why, Errno::ACCESS | Errno::PERM) =>
+                {
+                    Status::PERM
+                }
                 MemoryError::Slots | MemoryError::TooMuch(_) => Status::NOMEM,
                 MemoryError::Table(_) => Status::EXIST,
                 _ => Status::INVAL,

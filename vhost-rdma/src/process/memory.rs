@@ -5,8 +5,10 @@
 //! guest's memory as ever.
 //!
 //! Memory of a VM may go away under the device, and takes the VM's NIC along. Here a NIC has other
-//! processes: so only files that can never shrink are taken (memfd_create(2), sealed), whose pages
-//! are there whenever they are touched.
+//! processes. So what the device itself rests on (doorbell pages, rings) has to be in files that
+//! can never shrink (memfd_create(2), sealed), whose pages are there whenever they are touched. A
+//! program's own files are *loose*: shared memory and huge pages that it may cut off at any time.
+//! Regions may lie there, and if it goes they do, as where memory is unplugged.
 
 use std::fs::File;
 
@@ -22,8 +24,9 @@ use crate::nic::Status;
 const ADDRESS_BITS: u32 = 47;
 /// Windows that there are; the first is the device's own.
 pub(super) const WINDOWS: u64 = 1 << (u64::BITS - ADDRESS_BITS);
-/// `f_type` of tmpfs (statfs(2)).
+/// `f_type` of tmpfs, hugetlbfs (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 /// A process's part of a NIC's memory map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,14 +69,31 @@ impl Window {
     }
 }
 
-/// Whether memory of this file is there whenever it is touched.
-pub(super) fn check(file: &File) -> Result<(), Status> {
+/// What memory of a file is to the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// There whenever it is touched.
+    Steady,
+    /// Its owner may cut it off; of huge pages the host may have none when one is touched.
+    Loose,
+}
+
+/// What memory of this file is, which a process has chosen.
+///
+/// Seals are asked for first: only files of shared memory and of huge pages have any
+/// (mm/memfd.c, `memfd_file_seals_ptr`), and the kernel answers by itself. A file system that
+/// somebody serves (FUSE, NFS) is never asked what it is, since it need not answer.
+pub(super) fn kind(file: &File) -> Result<Kind, Status> {
     let wanted = SealFlags::SHRINK | SealFlags::GROW;
     let seals = fcntl_get_seals(file).map_err(|_| Status::PERM)?;
-    // The field's type differs between architectures; the magic number is 32 bits.
+    // The field's type differs between architectures; the magic numbers are 32 bits.
     #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast)]
-    let kind = fstatfs(file).map_err(|_| Status::PERM)?.f_type as u64 & 0xffff_ffff;
-    if seals.contains(wanted) && kind == TMPFS_MAGIC { Ok(()) } else { Err(Status::PERM) }
+    let system = fstatfs(file).map_err(|_| Status::PERM)?.f_type as u64 & 0xffff_ffff;
+    match system {
+        TMPFS_MAGIC if seals.contains(wanted) => Ok(Kind::Steady),
+        TMPFS_MAGIC | HUGETLBFS_MAGIC => Ok(Kind::Loose),
+        _ => Err(Status::PERM),
+    }
 }
 
 #[cfg(test)]
@@ -91,18 +111,19 @@ mod tests {
     }
 
     #[test]
-    fn only_files_that_never_shrink_are_memory() {
+    fn only_files_that_never_shrink_are_steady() {
         let both = SealFlags::SHRINK | SealFlags::GROW;
-        check(&memfd(MemfdFlags::empty(), both).unwrap()).unwrap();
+        assert_eq!(kind(&memfd(MemfdFlags::empty(), both).unwrap()), Ok(Kind::Steady));
         for seals in [SealFlags::empty(), SealFlags::GROW, SealFlags::SHRINK] {
-            assert!(check(&memfd(MemfdFlags::empty(), seals).unwrap()).is_err(), "{seals:?}");
+            let file = memfd(MemfdFlags::empty(), seals).unwrap();
+            assert_eq!(kind(&file), Ok(Kind::Loose), "{seals:?}");
         }
         // Huge pages may be missing when they are touched.
         if let Some(huge) = memfd(MemfdFlags::HUGETLB, both) {
-            assert!(check(&huge).is_err());
+            assert_eq!(kind(&huge), Ok(Kind::Loose));
         }
-        for path in ["/dev/null", "/proc/self/mem", "/proc/self/exe"] {
-            assert!(check(&File::open(path).unwrap()).is_err(), "{path}");
+        for path in ["/dev/null", "/dev/zero", "/proc/self/mem", "/proc/self/exe", "/"] {
+            assert_eq!(kind(&File::open(path).unwrap()), Err(Status::PERM), "{path}");
         }
     }
 

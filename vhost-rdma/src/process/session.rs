@@ -6,6 +6,8 @@
 //! by whatever way, its socket does, and the context with all that is in it goes before the memory
 //! under it.
 
+mod pieces;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -21,20 +23,18 @@ use super::cm;
 use super::commands::{self, Runner};
 use super::events::Bell;
 use super::house::House;
-use super::memory::{self, Window};
+use super::memory::Window;
 use super::messages::{
-    Address, Answer, Completed, Given, Happened, Head, Hello, Number, Piece, VERSION, Welcome,
-    exactly, op,
+    Address, Answer, Completed, Given, Happened, Head, Hello, Number, VERSION, Welcome, exactly, op,
 };
 use super::mirror::Mirrors;
 use super::socket::{self, Channel, Packet};
 use crate::device::ctrl::{Controller, RESPONSE_MAX, Request};
-use crate::device::memory::Offer;
 use crate::device::nic::{DirectKick, PATIENCE};
 use crate::eventfd;
 use crate::memory::{AddressSpace, Charge};
 use crate::nic::objects::QP_EVENTS;
-use crate::nic::{Command, Status};
+use crate::nic::{Command, MEMORY_LOST, Status};
 use crate::panics::contained;
 
 /// Regions of memory, and completion channels, of one process.
@@ -268,6 +268,10 @@ impl Session {
             let element = match kind {
                 // The process finds its socket closed: that is how it learns of a loss.
                 event::DEVICE_FATAL => return false,
+                MEMORY_LOST => {
+                    self.lose_memory();
+                    None
+                }
                 event::CQ_ERR => self.cqs.get(&object).map(|cq| cq.cookie),
                 event::SRQ_ERR | event::SRQ_LIMIT_REACHED => self.srqs.get(&object).copied(),
                 event::GID_CHANGE | event::PORT_ACTIVE | event::PORT_ERR => Some(object.into()),
@@ -399,34 +403,6 @@ impl Session {
             + CHANNEL * (self.channels.len() + self.cm.len()) as u64
             + REGION * self.space.regions().len() as u64;
         if self.kept.settle(bytes) { Ok(()) } else { Err(Status::NOMEM) }
-    }
-
-    fn plug(&mut self, body: &[u8], file: Option<File>) -> Result<Answer, Status> {
-        let piece: Piece = exactly(body)?;
-        let file = file.ok_or(Status::INVAL)?;
-        if self.space.regions().len() >= REGIONS {
-            return Err(Status::NOMEM);
-        }
-        self.keep(REGION)?;
-        memory::check(&file)?;
-        let (address, len) = (piece.address.get(), piece.length.get());
-        let start = self.window.place(address, len)?;
-        let offer = Offer { start, len, file, offset: piece.offset.get() };
-        self.space = self.house.plug(&self.space, offer)?;
-        Ok(Answer::ok(&[]))
-    }
-
-    fn unplug(&mut self, body: &[u8]) -> Result<Answer, Status> {
-        let piece: Piece = exactly(body)?;
-        let (address, len) = (piece.address.get(), piece.length.get());
-        let start = self.window.place(address, len)?;
-        // The NIC would take the loss of a doorbell page for its own.
-        if self.pages.iter().any(|page| page.checked_sub(address).is_some_and(|at| at < len)) {
-            return Err(Status::BUSY);
-        }
-        self.space = self.house.unplug(&self.space, (start, len))?;
-        self.keep(0)?;
-        Ok(Answer::ok(&[]))
     }
 
     fn add_channel(&mut self, body: &[u8]) -> GoesOn {
@@ -579,7 +555,12 @@ impl Session {
         }
         let nic = self.house.nic.clone();
         nic.stats.control_commands.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let runner = Runner { house: &self.house, space: &self.space, ctx: self.ctx };
+        // Regions may be in memory that vanishes. What the device rests on may not.
+        let space = match opcode {
+            cmd::MR_REG | cmd::MR_REREG => self.space.clone(),
+            _ => self.space.steady(),
+        };
+        let runner = Runner { house: &self.house, space: &space, ctx: self.ctx };
         let request = Request { bytes: &request, whole: true };
         let room = RESPONSE_MAX;
         let response = self.controller.serve(&runner, request, room, nic.max_mr_bytes());

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,12 +27,13 @@ pub(super) const ALL: &[Attack] = &[
     Attack::new("holes", "elements of a byte in holes of 4 KiB", small_holes).blocking(),
     Attack::new("cold_writes", "writes of 1 MiB into holes of 4 KiB", cold_writes).blocking(),
     Attack::new("punching", "holes in 1 GiB that is being punched meanwhile", punching).blocking(),
+    Attack::new("cuts", "memory that is cut off under writes, and given anew", cuts)
+        .by_processes()
+        .blocking(),
     Attack::new("huge_holes", "elements of a byte in holes of 2 MiB", huge_holes)
-        .by_monitors()
         .blocking()
         .beside("own_holes"),
     Attack::new("hugetlb_holes", "elements of a byte in holes of huge pages", hugetlb_holes)
-        .by_monitors()
         .blocking()
         .beside("own_holes"),
     Attack::new("own_holes", "the same holes, filled by the villain's own CPU", own_holes)
@@ -90,19 +91,23 @@ impl Sparse {
         requests as u32
     }
 
-    /// Waits for so many completions. Failed ones end the queue pair: it begins anew.
-    fn settle(&mut self, mut due: u32) {
-        let begin = std::time::Instant::now();
-        while due > 0 && begin.elapsed() < PATIENCE {
-            match self.end.scq.poll() {
-                Some(cqe) if cqe.status == 0 => due -= 1,
-                Some(_) => {
-                    let _state = self.end.qp.reset(&[&self.end.scq]);
-                    let _state = self.end.qp.connect(self.end.address(), &super::Path::default());
-                    return;
-                }
-                None => breathe(),
+    fn settle(&mut self, due: u32) {
+        settle(&mut self.end, due);
+    }
+}
+
+/// Waits for so many completions. Failed ones end the queue pair: it begins anew.
+fn settle(end: &mut End, mut due: u32) {
+    let begin = std::time::Instant::now();
+    while due > 0 && begin.elapsed() < PATIENCE {
+        match end.scq.poll() {
+            Some(cqe) if cqe.status == 0 => due -= 1,
+            Some(_) => {
+                let _state = end.qp.reset(&[&end.scq]);
+                let _state = end.qp.connect(end.address(), &super::Path::default());
+                return;
             }
+            None => breathe(),
         }
     }
 }
@@ -196,6 +201,38 @@ fn punching(ground: &Ground<'_>) -> Box<dyn Strike> {
         let due = sparse.touch(size / 2048 / 4096 * 4096);
         sparse.punch();
         sparse.settle(due);
+    })
+}
+
+/// The last page of a file goes, and all that the device has touched before it with it.
+fn cuts(ground: &Ground<'_>) -> Box<dyn Strike> {
+    let size = ground.sized(64 << 20, 8 << 20);
+    let node = ground.villain(with_ram(16));
+    let file = memfd(size);
+    let mut end = alone(&node, &rc(64, 1), 128);
+    Box::new(move || {
+        let process = node.guest.process();
+        ftruncate(&file, size).expect("its size");
+        process.add_memory((PLUGGED, size, 0), file.as_fd()).expect("memory");
+        let list = PageList::contiguous(PLUGGED, (size >> 12) as u32, 0, 12);
+        let (lkey, rkey) =
+            node.ctx.mr_reg(node.pdn, access::ALL, (0, size), &list).expect("MR_REG");
+        let part = |at: u64| Sge { addr: at, length: 1 << 20, lkey };
+        for at in (0..size).step_by(1 << 20) {
+            let to = (at + (1 << 20)) % size;
+            end.qp.queue_send(&SendWr::write(at, &[part(at)], to, rkey));
+        }
+        end.qp.ring_sq();
+        // Before they are all done, or behind them.
+        breathe();
+        ftruncate(&file, size - 4096).expect("its end goes");
+        let last = part(size - (1 << 20));
+        end.qp.queue_send(&SendWr::write(1, &[last], size - (1 << 20), rkey));
+        end.qp.ring_sq();
+        settle(&mut end, (size >> 20) as u32 + 1);
+        node.ctx.dereg(lkey).expect("MR_DEREG");
+        // Gone by itself, as soon as it is missed.
+        let _gone = process.remove_memory(PLUGGED, size);
     })
 }
 

@@ -10,6 +10,6 @@ attacks! {
     writes_1m writes_1m_by_8 small_writes flush
     rnr_timers ack_timers kicks doorbells
     unplug plug
-    holes cold_writes punching
+    holes cold_writes punching cuts huge_holes hugetlb_holes
     sessions messages shares channels jobs connects
 }

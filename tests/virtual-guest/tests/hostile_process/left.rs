@@ -9,8 +9,8 @@ const QUEUES: &str = "a process has no virtqueues";
 const FRONT: &str = "a process has no vhost-user messages; its own are in tests/process/hostile.rs";
 const KERNEL: &str = "a kernel's command or request is refused to a process [PDEV-CMD-1]";
 const LISTS: &str = "a process's page list has one level [PDEV-MEM-3]";
-const SEALED: &str = "a process's memory is sealed: it does not shrink [PDEV-MEM-1]";
-const HUGE: &str = "a process's memory is on tmpfs [PDEV-MEM-1]";
+const CUT: &str = "by this door: the attack `cuts`, and tests/process/loose.rs";
+const HUGE: &str = "by this door: process::loose::huge_pages_are_memory_if_the_host_has_them";
 const PIECES: &str = "by this door: process::hostile::pieces_of_memory_that_cannot_be [PDEV-MEM-5]";
 const KILLED: &str =
     "by this door: process::ends::a_process_that_is_killed_in_the_middle_leaves_nothing";
@@ -28,9 +28,7 @@ const LEFT: &[(&str, &str)] = &[
     ("attacks::crowded_kicks", GIVEN),
     ("attacks::tables", FRONT),
     ("attacks::pauses", QUEUES),
-    ("attacks::huge_holes", HUGE),
-    ("attacks::hugetlb_holes", HUGE),
-    ("attacks::own_holes", "what it compares, `huge_holes`, is not here"),
+    ("attacks::own_holes", "no attack on the device: its monitors' row is enough"),
     ("attacks::connections", SESSIONS),
     ("attacks::drivers", SESSIONS),
     ("chains::malformed_chains_are_given_back_empty_and_the_queue_goes_on", QUEUES),
@@ -50,14 +48,14 @@ const LEFT: &[(&str, &str)] = &[
     ("kernel::a_table_without_the_pages_that_all_rests_on_is_fatal_for_that_guest", FRONT),
     ("kernel::fast_registrations_without_end", KERNEL),
     ("kernel::keys_for_all_of_a_memory_in_pieces_share_it", KERNEL),
-    ("kernel::memory_that_is_cut_off_is_fatal_for_that_guest", SEALED),
+    ("kernel::memory_that_is_cut_off_is_fatal_for_that_guest", CUT),
     ("kernel::tables_of_the_same_page_again_and_again_come_to_an_end", LISTS),
     ("mapping::every_slot_can_be_plugged_and_no_more", PIECES),
     ("mapping::huge_pages_that_do_not_come_are_refused_where_they_are_named", HUGE),
     ("mapping::huge_pages_that_the_host_does_not_have_are_that_guests_affair", HUGE),
     ("mapping::memory_of_terabytes_takes_no_neighbours_addresses", PIECES),
     ("mapping::memory_that_is_refused_is_not_mapped", PIECES),
-    ("mapping::memory_that_is_replaced_and_cut_off_under_a_command", SEALED),
+    ("mapping::memory_that_is_replaced_and_cut_off_under_a_command", CUT),
     ("mapping::parts_of_huge_pages_are_refused", HUGE),
     ("vmm::a_vmm_that_is_killed_in_traffic_leaves_nothing", KILLED),
     ("vmm::be_a_vmm", KILLED),

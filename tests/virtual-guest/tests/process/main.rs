@@ -14,6 +14,7 @@ mod data;
 mod ends;
 mod events;
 mod hostile;
+mod loose;
 mod mirrors;
 mod owners;
 mod scene;

@@ -67,7 +67,7 @@ pub(crate) use nic::KERNEL;
 pub use nic::{Nic, NicState, Provider, STEP};
 pub use parts::Parts;
 pub(crate) use port::Nowhere;
-pub use port::{Job, JobKind, Port};
+pub use port::{Job, JobKind, MEMORY_LOST, Port};
 
 use crate::link::Gid;
 

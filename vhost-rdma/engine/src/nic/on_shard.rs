@@ -12,7 +12,9 @@ use virtio_rdma_abi::event;
 use super::budget::{Budget, Meter, cost};
 use super::doorbell::Post;
 use super::nic::{KERNEL, Nic, NicState, Provider};
-use super::{Command, DeferredDrop, Nanos, NicSettings, NicSnapshot, Port, Status, Step};
+use super::{
+    Command, DeferredDrop, MEMORY_LOST, Nanos, NicSettings, NicSnapshot, Port, Status, Step,
+};
 use crate::memory::AddressSpace;
 use crate::ordering::Visible;
 
@@ -118,6 +120,8 @@ impl<P: Provider> OnShard for Nic<P> {
             self.meter.charge_each(cost::VISIT, self.space.regions().len());
             if self.space.vanished() {
                 P::fail(self);
+            } else if self.space.lost().next().is_some() {
+                self.raise(MEMORY_LOST, 0, KERNEL);
             }
         }
     }

@@ -34,6 +34,10 @@ pub enum JobKind {
     FetchAdd,
 }
 
+/// A kind of event that no guest sees: memory vanished that its owner might take away. The front
+/// end takes it out of the NIC's map.
+pub const MEMORY_LOST: u32 = u32::MAX;
+
 /// The event queues of one NIC, implemented by its front end.
 ///
 /// Calls are made on the shard's thread, after the completions that they announce are visible in
