@@ -4,11 +4,13 @@
 //! replaced as a whole: written beside, flushed, renamed, and the directory flushed. So a reader
 //! sees the state before or the state after, and an operation has begun if and only if the file
 //! says so. The lock is `flock` on another file: the system frees it when its holder dies, and it
-//! serialises processes (command line, node agent) as well as threads.
+//! serialises processes as well as threads. Whoever can open that file can hold it for ever, so file
+//! and directory are their owner's alone.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -26,6 +28,11 @@ pub const STATE_DIR: &str = "/var/lib/vhost-rdma/sriov";
 const VERSION: u32 = 1;
 /// An operation may wait for drivers; somebody who waits longer has met a hung one.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
+
+/// The directory is its owner's alone,
+const OWNERS_DIR: u32 = 0o700;
+/// and so are the files.
+const OWNERS_FILE: u32 = 0o600;
 
 /// A reservation of a virtual function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,12 +79,20 @@ impl Store {
         Self { dir: dir.into() }
     }
 
-    /// Only who changes something needs the directory.
+    /// Only who changes something needs the directory. What is above it is others' as well.
     fn make(&self) -> Result<()> {
         let dir = &self.dir;
-        fs::create_dir_all(dir).map_err(|source| {
-            Error::io(format!("make the state directory {}", dir.display()), source)
-        })
+        dir.parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| match DirBuilder::new().mode(OWNERS_DIR).create(dir) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    narrow(dir, OWNERS_DIR)
+                }
+                made => made,
+            })
+            .map_err(|source| {
+                Error::io(format!("make the state directory {}", dir.display()), source)
+            })
     }
 
     fn file(&self, pf: PciAddress) -> PathBuf {
@@ -100,7 +115,9 @@ impl Store {
             .create(true)
             .truncate(false)
             .write(true)
+            .mode(OWNERS_FILE)
             .open(&path)
+            .and_then(|lock| narrow(&path, OWNERS_FILE).map(|()| lock))
             .map_err(|source| Error::io(what(), source))?;
         let deadline = Instant::now() + LOCK_WAIT;
         loop {
@@ -128,15 +145,23 @@ impl Store {
         Ok(read(&self.file(pf))?.is_some_and(|state| state.boot != boot && state.pending.is_some()))
     }
 
-    /// A look without the lock.
+    /// A look without the lock. Who may not see the state cannot change anything either, and sees
+    /// the functions alone.
     pub(super) fn peek(&self, pf: PciAddress, boot: &str) -> Result<State> {
+        match self.state(pf, boot) {
+            Err(error) if error.is_permission() => Ok(State::default()),
+            seen => seen,
+        }
+    }
+
+    fn state(&self, pf: PciAddress, boot: &str) -> Result<State> {
         Ok(read(&self.file(pf))?.filter(|state| state.boot == boot).unwrap_or_default())
     }
 }
 
 impl Locked<'_> {
     pub(super) fn load(&self) -> Result<State> {
-        self.store.peek(self.pf, &self.boot)
+        self.store.state(self.pf, &self.boot)
     }
 
     /// An operation that an earlier run of the kernel took with it.
@@ -158,12 +183,25 @@ impl Locked<'_> {
 
     fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
         let beside = path.with_extension("new");
-        let mut file = File::create(&beside)?;
+        let mut file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(OWNERS_FILE)
+            .open(&beside)?;
         file.write_all(text)?;
         file.sync_all()?;
         fs::rename(&beside, path)?;
         File::open(&self.store.dir)?.sync_all()
     }
+}
+
+/// Takes from others what an earlier version gave them.
+fn narrow(path: &Path, mode: u32) -> io::Result<()> {
+    if fs::metadata(path)?.permissions().mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
 fn read(path: &Path) -> Result<Option<State>> {
@@ -191,6 +229,7 @@ fn read(path: &Path) -> Result<Option<State>> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::{Claim, Operation, State, Store};
 
@@ -229,5 +268,31 @@ mod tests {
             let error = store.lock(pf, "b".to_owned()).unwrap().load().unwrap_err().to_string();
             assert!(error.contains("0000:01:00.0.json"), "{error}");
         }
+    }
+
+    /// Whoever can open the lock can hold it, and no function can be changed then.
+    #[test]
+    fn the_lock_is_its_owners_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let pf = "0000:01:00.0".parse().unwrap();
+        let mode =
+            |name: &str| fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o777;
+        let open = |name: &str, mode: u32| {
+            fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        fs::create_dir(dir.path().join("above")).unwrap();
+        open("above", 0o755);
+        let lock = || {
+            let store = Store::new(dir.path().join("above/state"));
+            store.lock(pf, "b".to_owned()).unwrap().save(&State::default()).unwrap();
+            (mode("above/state"), mode("above/state/0000:01:00.0.lock"))
+        };
+        assert_eq!(lock(), (0o700, 0o600));
+        assert_eq!(mode("above"), 0o755, "which is not ours alone");
+        // As an earlier version made them.
+        open("above/state", 0o755);
+        open("above/state/0000:01:00.0.lock", 0o644);
+        assert_eq!(lock(), (0o700, 0o600));
+        assert_eq!(mode("above/state/0000:01:00.0.json"), 0o600);
     }
 }
