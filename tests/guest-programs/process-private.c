@@ -371,7 +371,6 @@ static bool large(void)
 	return true;
 }
 
-/* A header of 40 bytes comes first; a datagram is shorter than what it is received in. */
 /*
  * What is posted at once is done in its order: the last of many writes to one place stays, a read
  * behind them brings it, and who is told by a message behind them finds it.
@@ -412,6 +411,7 @@ static bool ordered(void)
 	return true;
 }
 
+/* A header of 40 bytes comes first; a datagram is shorter than what it is received in. */
 static bool datagrams(void)
 {
 	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
@@ -589,6 +589,7 @@ static bool refused(void)
 
 #include "process-private-cases.h"
 #include "process-private-contexts.h"
+#include "process-private-files.h"
 
 static const struct {
 	const char *name;
@@ -620,6 +621,12 @@ static const struct {
 	{ "many-queues", many_queues, false },
 	{ "many-srqs", many_srqs, false },
 	{ "names", names, false },
+	{ "files", files, false },
+	{ "readable", readable, false },
+	{ "replaced", replaced, false },
+	{ "cut", cut, false },
+	{ "locks", locks, false },
+	{ "many-files", many_files, false },
 	{ "hangs", hangs, true },
 	{ "asleep", asleep, true },
 };

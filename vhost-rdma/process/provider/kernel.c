@@ -56,7 +56,7 @@ static int make_doorbells(struct vrdma_session *session)
 	ret = base == MAP_FAILED ? ENOMEM : 0;
 	if (!ret) {
 		madvise(base, VRDMA_DB_LEN, MADV_DONTFORK);
-		ret = vrdma_memory_add(session, base, VRDMA_DB_LEN, fd);
+		ret = vrdma_memory_add(session, base, VRDMA_DB_LEN, fd, 0);
 		if (ret)
 			munmap(base, VRDMA_DB_LEN);
 	}

@@ -6,13 +6,13 @@
 #define VRDMA_KERNEL_ITSELF
 #include "kernel.h"
 
+#include "loan.h"
 #include "private.h"
 #include "session.h"
 #include "virtio_rdma.h"
 
-int vrdma_local_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access,
-		       struct verbs_mr *vmr, struct ibv_reg_mr *cmd, size_t cmd_size,
-		       struct ib_uverbs_reg_mr_resp *resp, size_t resp_size)
+static int reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access,
+		  struct verbs_mr *vmr, int *again)
 {
 	struct vrdma_session *session = vrdma_session_of(pd->context);
 	uint64_t iova = access & IBV_ACCESS_ZERO_BASED ? 0 : hca_va;
@@ -30,10 +30,18 @@ int vrdma_local_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hc
 	ret = vrdma_command(pd->context, VIRTIO_RDMA_CMD_MR_REG, &req, sizeof(req), &made,
 			    sizeof(made));
 	if (ret) {
+		*again = cover.loan && ret == EFAULT;
+		if (*again)
+			vrdma_loan_gone(session, cover.loan);
 		vrdma_cover_drop(session, &cover);
 		return ret;
 	}
-	vrdma_cover_keep(session, &cover, le32toh(made.lkey), iova);
+	ret = vrdma_cover_keep(session, &cover, le32toh(made.lkey), iova);
+	if (ret) {
+		vrdma_destroy(pd->context, VIRTIO_RDMA_CMD_MR_DEREG, le32toh(made.lkey));
+		vrdma_cover_drop(session, &cover);
+		return ret;
+	}
 	vmr->ibv_mr.handle = le32toh(made.lkey);
 	vmr->ibv_mr.lkey = le32toh(made.lkey);
 	vmr->ibv_mr.rkey = le32toh(made.rkey);
@@ -43,6 +51,16 @@ int vrdma_local_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hc
 	return 0;
 }
 
+int vrdma_local_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t hca_va, int access,
+		       struct verbs_mr *vmr, struct ibv_reg_mr *cmd, size_t cmd_size,
+		       struct ib_uverbs_reg_mr_resp *resp, size_t resp_size)
+{
+	int again = 0, ret = reg_mr(pd, addr, length, hca_va, access, vmr, &again);
+
+	/* What was lent before may be cut off; what is there now is not. */
+	return again ? reg_mr(pd, addr, length, hca_va, access, vmr, &again) : ret;
+}
+
 int vrdma_local_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
 			      int fd, int access, struct verbs_mr *vmr, void *driver)
 {
@@ -50,7 +68,8 @@ int vrdma_local_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
 }
 
 /*
- * A shadow is that of one memory (4.7): where private memory comes or goes the region is made anew.
+ * A shadow is that of one memory (4.7), and so is a loan: where either comes or goes the region is
+ * made anew.
  */
 static int remake_mr(struct verbs_mr *vmr, void *addr, size_t length, uint64_t hca_va, int access,
 		     struct ibv_pd *pd)
@@ -66,6 +85,7 @@ static int remake_mr(struct verbs_mr *vmr, void *addr, size_t length, uint64_t h
 		vrdma_local_dereg_mr(&made);
 		return ret;
 	}
+	vrdma_lent_forget(session, vmr->ibv_mr.lkey);
 	vrdma_private_forget(session, vmr->ibv_mr.lkey);
 	vmr->ibv_mr.handle = made.ibv_mr.handle;
 	vmr->ibv_mr.lkey = made.ibv_mr.lkey;
@@ -81,6 +101,7 @@ int vrdma_local_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_
 	struct ibv_context *context = vmr->ibv_mr.context;
 	struct vrdma_session *session = vrdma_session_of(context);
 	int is_private = vrdma_is_private(session, vmr->ibv_mr.lkey);
+	int is_own = !is_private && !vrdma_is_lent(session, vmr->ibv_mr.lkey);
 	struct virtio_rdma_mr_rereg_req req = {
 		.lkey = htole32(vmr->ibv_mr.lkey),
 		.flags = htole32(flags),
@@ -94,12 +115,12 @@ int vrdma_local_rereg_mr(struct verbs_mr *vmr, uint32_t flags, void *addr, size_
 
 	if (!(flags & IBV_REREG_MR_CHANGE_ACCESS))
 		access = vmr->access;
-	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION && !is_private)
+	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION && is_own)
 		ret = vrdma_cover(session, addr, length, access, &cover);
 	if (ret)
 		return ret;
 	vrdma_cover_drop(session, &cover);
-	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION && (is_private || cover.region))
+	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION && (!is_own || cover.region || cover.loan))
 		return remake_mr(vmr, addr, length, hca_va, access,
 				 flags & IBV_REREG_MR_CHANGE_PD ? pd : vmr->ibv_mr.pd);
 	req.pages = cover.pages;
@@ -122,6 +143,7 @@ int vrdma_local_dereg_mr(struct verbs_mr *vmr)
 
 	if (!ret) {
 		vrdma_dm_forget(context, vmr->ibv_mr.lkey);
+		vrdma_lent_forget(vrdma_session_of(vmr->ibv_mr.context), vmr->ibv_mr.lkey);
 		vrdma_private_forget(vrdma_session_of(vmr->ibv_mr.context), vmr->ibv_mr.lkey);
 	}
 	return ret;

@@ -4,7 +4,8 @@
  *
  * Rings come from pieces of our own, which all sessions share; doorbell pages are a session's alone
  * (kernel.c). Memory of the program is reached as it is where it lies in the shared heap
- * (process/heap), which tells where it is; all other has a shadow (private.h). Nothing of either
+ * (process/heap), which tells where it is, or in shared files (loan.h); all other has a shadow
+ * (private.h). Nothing of either
  * goes to a child of fork(): the heap sees to its own.
  *
  * What is given counts as if all of it were used: the device may touch it. The heap is far larger
@@ -246,9 +247,10 @@ static int add(struct vrdma_session *session, const struct part *part)
 	return vrdma_ask(session, &request, &answer);
 }
 
-int vrdma_memory_add(struct vrdma_session *session, void *base, size_t len, int fd)
+int vrdma_memory_add(struct vrdma_session *session, void *base, size_t len, int fd,
+		     uint64_t offset)
 {
-	struct part whole = { base, len, fd, 0 };
+	struct part whole = { base, len, fd, offset };
 
 	return add(session, &whole);
 }

@@ -9,10 +9,12 @@
 #define VRDMA_KERNEL_ITSELF
 #include "kernel.h"
 
-#include <stdio.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "loan.h"
+#include "maps.h"
 #include "private.h"
 #include "virtio_rdma.h"
 
@@ -49,7 +51,7 @@ static int new_ground(struct vrdma_session *session, struct vrdma_mirror *mirror
 	ret = ground->base == MAP_FAILED ? ENOMEM : 0;
 	if (!ret) {
 		madvise(ground->base, len, MADV_DONTFORK);
-		ret = vrdma_memory_add(session, ground->base, len, fd);
+		ret = vrdma_memory_add(session, ground->base, len, fd, 0);
 		if (ret)
 			munmap(ground->base, len);
 	}
@@ -304,25 +306,52 @@ static struct vrdma_region *region_make(struct vrdma_session *session, uint8_t *
 
 /* ---- Registrations --------------------------------------------------------------------------- */
 
-/* Whether all of a range is there and may be used so: what a kernel finds out as it pins pages. */
-static int is_there(uintptr_t at, size_t len, int access)
+static int goes_on(const struct vrdma_map *last, const struct vrdma_map *map)
 {
-	FILE *maps = fopen("/proc/self/maps", "re");
-	uintptr_t end = at + len;
-	unsigned long from, to;
-	char rights[5];
+	return last->to == map->from && last->dev == map->dev && last->ino == map->ino &&
+	       last->offset + (last->to - last->from) == map->offset;
+}
 
-	/* Without it accesses fail that touch what is not there, and the registration does not. */
-	if (!maps)
-		return 1;
-	while (at < end && fscanf(maps, "%lx-%lx %4s%*[^\n]", &from, &to, rights) == 3) {
-		if (to <= at)
-			continue;
-		if (from > at || rights[0] != 'r' || (access & WRITES && rights[1] != 'w'))
-			break;
-		at = to;
+/* Notes one mapping more of a range, or that not all of it is of shared files. */
+static void note(struct vrdma_filed *filed, const struct vrdma_map *map, int is_first)
+{
+	struct vrdma_map *last = filed->num ? &filed->maps[filed->num - 1] : NULL;
+
+	if (!is_first && !last)
+		return;
+	/* Files of memory are on devices that are none. */
+	if (!map->shared || !map->ino || major(map->dev)) {
+		filed->num = 0;
+	} else if (last && goes_on(last, map)) {
+		last->to = map->to;
+	} else if (filed->num < VRDMA_LOAN_PARTS) {
+		filed->maps[filed->num++] = *map;
+	} else {
+		filed->num = 0;
 	}
-	fclose(maps);
+}
+
+/*
+ * Whether all of a range is there and may be used so: what a kernel finds out as it pins pages. And
+ * of which files it is.
+ */
+static int look(uintptr_t at, size_t len, int access, struct vrdma_filed *filed)
+{
+	uintptr_t begin = at, end = at + len;
+	struct vrdma_maps maps;
+	struct vrdma_map map;
+
+	filed->num = 0;
+	/* Without it accesses fail that touch what is not there, and the registration does not. */
+	if (!vrdma_maps_open(&maps))
+		return 1;
+	while (at < end && vrdma_maps_at(&maps, at, &map)) {
+		if (!map.readable || (access & WRITES && !map.writable))
+			break;
+		note(filed, &map, at == begin);
+		at = map.to;
+	}
+	vrdma_maps_close(&maps);
 	return at >= end;
 }
 
@@ -342,6 +371,8 @@ static int all_is_private(void)
 int vrdma_cover(struct vrdma_session *session, const void *addr, size_t len, int access,
 		struct vrdma_cover *cover)
 {
+	struct vrdma_filed filed;
+	const void *there;
 	int ret;
 
 	memset(cover, 0, sizeof(*cover));
@@ -354,8 +385,13 @@ int vrdma_cover(struct vrdma_session *session, const void *addr, size_t len, int
 	cover->pages = vrdma_list(addr, len);
 	ret = len && all_is_private() && !vrdma_is_own(addr) ? EFAULT :
 		vrdma_share(session, addr, len);
-	if (ret != EFAULT || !is_there((uintptr_t)addr, len, access))
+	if (ret != EFAULT || !look((uintptr_t)addr, len, access, &filed))
 		return ret;
+	if (filed.num && !all_is_private() &&
+	    !vrdma_lend(session, &filed, (uintptr_t)addr, len, &cover->loan, &there)) {
+		cover->pages = vrdma_list(there, len);
+		return 0;
+	}
 	cover->region = region_make(session, (uint8_t *)addr, len, &ret);
 	if (!cover->region)
 		return ret;
@@ -365,20 +401,25 @@ int vrdma_cover(struct vrdma_session *session, const void *addr, size_t len, int
 	return 0;
 }
 
-void vrdma_cover_keep(struct vrdma_session *session, const struct vrdma_cover *cover, uint32_t key,
-		      uint64_t iova)
+int vrdma_cover_keep(struct vrdma_session *session, const struct vrdma_cover *cover, uint32_t key,
+		     uint64_t iova)
 {
+	if (cover->loan)
+		return vrdma_loan_keep(session, cover->loan, key);
 	if (!cover->region)
-		return;
+		return 0;
 	cover->region->key = key;
 	cover->region->iova = iova;
 	pthread_mutex_lock(&session->tables);
 	insert(to_vctx(session->context)->mirror, cover->region);
 	pthread_mutex_unlock(&session->tables);
+	return 0;
 }
 
 void vrdma_cover_drop(struct vrdma_session *session, const struct vrdma_cover *cover)
 {
+	if (cover->loan)
+		vrdma_loan_drop(session, cover->loan);
 	if (cover->region)
 		region_drop(session, cover->region);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0 OR Linux-OpenIB) */
 /*
- * Private memory: what a program registers and the device cannot map, as it has no file.
+ * Private memory: what a program registers and the device cannot map, as it has no file of shared
+ * memory (loan.h).
  *
  * A region over it has a *shadow*, shared memory of two halves (docs/virtio-rdma-process.md, 4):
  * bytes that arrive come into the first, the *in* half, and bytes that leave go from the second,
@@ -65,13 +66,14 @@ struct vrdma_cover {
 	uint64_t length;
 	uint32_t access;
 	struct vrdma_region *region;	/* of private memory, else NULL */
+	struct vrdma_loan *loan;	/* of files of the program's, else NULL */
 };
 
 /* private.c */
 int vrdma_cover(struct vrdma_session *session, const void *addr, size_t len, int access,
 		struct vrdma_cover *cover);
-void vrdma_cover_keep(struct vrdma_session *session, const struct vrdma_cover *cover, uint32_t key,
-		      uint64_t iova);
+int vrdma_cover_keep(struct vrdma_session *session, const struct vrdma_cover *cover, uint32_t key,
+		     uint64_t iova);
 void vrdma_cover_drop(struct vrdma_session *session, const struct vrdma_cover *cover);
 int vrdma_is_private(struct vrdma_session *session, uint32_t key);
 /* A key's region is gone, or is another's; most are of shared memory. */

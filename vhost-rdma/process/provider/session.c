@@ -17,6 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "loan.h"
 #include "private.h"
 #include "session.h"
 
@@ -357,6 +358,7 @@ void vrdma_session_close(struct vrdma_session *session)
 		session->pieces = piece->next;
 		free(piece);
 	}
+	vrdma_loans_end(session);
 	vrdma_dm_end(session->context);
 	if (session->doorbells)
 		munmap(session->doorbells, VRDMA_DB_LEN);

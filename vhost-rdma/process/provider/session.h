@@ -76,6 +76,9 @@ struct vrdma_piece {
 #define VRDMA_DB_PAGE ((size_t)4096)
 #define VRDMA_DB_LEN (VRDMA_DB_PAGES * VRDMA_DB_PAGE)
 
+/* Of the table of regions in files of the program's. */
+#define VRDMA_LENT_BUCKETS 1024u
+
 struct vrdma_session {
 	struct vrdma_session *next;
 	struct ibv_context *context;
@@ -93,6 +96,8 @@ struct vrdma_session {
 	struct vrdma_channel *channels;
 	struct vrdma_sleeper *sleepers;
 	struct vrdma_piece *pieces;	/* memory that the device reaches */
+	struct vrdma_loan *loans;	/* and files of the program's (loan.h) */
+	struct vrdma_lent *lent[VRDMA_LENT_BUCKETS];
 	uint8_t *doorbells;		/* pages of a file of its own, from its beginning on */
 	uint8_t db_taken[VRDMA_DB_PAGES];
 	uint8_t *db_pages[VRDMA_DB_PAGES];	/* by the device's numbers */
@@ -145,7 +150,8 @@ int vrdma_pages_free(void *addr, size_t len);
 /* Has the device reach a range; EFAULT where that is not possible. */
 int vrdma_share(struct vrdma_session *session, const void *addr, size_t len);
 int vrdma_is_own(const void *addr);
-int vrdma_memory_add(struct vrdma_session *session, void *base, size_t len, int fd);
+int vrdma_memory_add(struct vrdma_session *session, void *base, size_t len, int fd,
+		     uint64_t offset);
 void vrdma_memory_remove(struct vrdma_session *session, void *base, size_t len);
 struct virtio_rdma_page_list vrdma_list(const void *addr, size_t len);
 
