@@ -590,6 +590,7 @@ static bool refused(void)
 #include "process-private-cases.h"
 #include "process-private-contexts.h"
 #include "process-private-files.h"
+#include "process-private-limits.h"
 
 static const struct {
 	const char *name;
@@ -627,6 +628,12 @@ static const struct {
 	{ "cut", cut, false },
 	{ "locks", locks, false },
 	{ "many-files", many_files, false },
+	{ "unlimited", unlimited, false },
+	{ "fork-init", fork_init, false },
+	{ "unmap-files", unmap_files, false },
+	{ "bystander", bystander, false },
+	{ "forking", forking, true },
+	{ "unmapping", unmapping, true },
 	{ "hangs", hangs, true },
 	{ "asleep", asleep, true },
 };

@@ -33,7 +33,7 @@ use crate::vm::scenarios::clients::UCX_BATCH;
 use container::Container;
 use release::Release;
 
-const WAIT: Duration = Duration::from_secs(120);
+const WAIT: Duration = Duration::from_secs(180);
 
 /// Of `tests/guest-programs`, those that are for processes.
 const OURS: [&str; 3] = ["process-private", "process-channels", "process-heap"];

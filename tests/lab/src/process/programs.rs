@@ -158,7 +158,7 @@ grep -q '^hanging' /tmp/hangs && ! grep -q ok /tmp/hangs
 slowest=$(awk '$1 == 2 { print int($4) }' /tmp/client); [ "$slowest" -lt 500000 ]
 wait $hangs || { cat /tmp/hangs >&2; exit 1; }
 "#;
-const MEMORY: &str = "timeout 100 /host/process-private vhost_rdma0 vhost_rdma1";
+const MEMORY: &str = "timeout 160 /host/process-private vhost_rdma0 vhost_rdma1";
 
 /// Names, and scripts.
 pub(super) fn all() -> Vec<(String, String)> {
