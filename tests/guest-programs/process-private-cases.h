@@ -460,19 +460,25 @@ static bool forks(void)
 
 /* ---- Memory that hangs ----------------------------------------------------------------------- */
 
-/* Memory whose pages nobody brings: whoever touches it waits, the kernel too (userfaultfd(2)). */
-static uint8_t *map_hanging(size_t len, int *uffd)
+/* Has whoever touches these pages wait, the kernel too: nobody brings them (userfaultfd(2)). */
+static bool hang(uint8_t *memory, size_t len, int *uffd)
 {
 	struct uffdio_register all = { .mode = UFFDIO_REGISTER_MODE_MISSING };
 	struct uffdio_api api = { .api = UFFD_API };
-	uint8_t *memory = map(len, PROT_READ | PROT_WRITE);
 
 	*uffd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
-	if (!memory || *uffd < 0 || ioctl(*uffd, UFFDIO_API, &api))
-		return NULL;
+	if (*uffd < 0 || ioctl(*uffd, UFFDIO_API, &api))
+		return false;
 	all.range.start = (uintptr_t)memory;
 	all.range.len = len;
-	return ioctl(*uffd, UFFDIO_REGISTER, &all) ? NULL : memory;
+	return !ioctl(*uffd, UFFDIO_REGISTER, &all);
+}
+
+static uint8_t *map_hanging(size_t len, int *uffd)
+{
+	uint8_t *memory = map(len, PROT_READ | PROT_WRITE);
+
+	return memory && hang(memory, len, uffd) ? memory : NULL;
 }
 
 /* The peer's wait ends, and so does the owner's when the pages come; both go on. */

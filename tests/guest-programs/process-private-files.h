@@ -382,6 +382,31 @@ static bool cut(void)
 	return true;
 }
 
+/* A program's own mapping of a file may hang whoever touches it: the device has another. */
+static bool unserved(void)
+{
+	struct ibv_mr *near_mr, *far_mr;
+	int fd = memory_file(ROOM), uffd;
+	uint8_t *at = map_file(fd, ROOM, MAP_SHARED, 0);
+	double begin = now();
+
+	if (says_private())
+		return true;
+	TRY((near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL)));
+	TRY(at && hang(at, ROOM, &uffd));
+	TRY((far_mr = ibv_reg_mr(ends[1].pd, at, ROOM, ALL)));
+	MUST(make(IBV_QPT_RC, false, false));
+	memset(bss[0], 0xee, ROOM);
+	MUST(does(IBV_WR_RDMA_READ, sge(bss[0] + AT, LEN, near_mr),
+		  (struct remote){ at + AT, far_mr, 0, 0 }, IBV_WC_SUCCESS));
+	TRY(bss[0][AT - 1] == 0xee && !bss[0][AT] && !bss[0][AT + LEN - 1]);
+	/* Sooner than a peer whose owner is asked in vain gives up. */
+	TRY(now() - begin < 3);
+	TRY(!ibv_dereg_mr(far_mr) && !ibv_dereg_mr(near_mr));
+	TRY(!close(uffd) && !munmap(at, ROOM) && !close(fd));
+	return true;
+}
+
 /* What a program has locked stays locked: its descriptors are used as they are. */
 static bool locks(void)
 {

@@ -626,6 +626,7 @@ static const struct {
 	{ "readable", readable, false },
 	{ "replaced", replaced, false },
 	{ "cut", cut, false },
+	{ "unserved", unserved, false },
 	{ "locks", locks, false },
 	{ "many-files", many_files, false },
 	{ "unlimited", unlimited, false },
