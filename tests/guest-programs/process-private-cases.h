@@ -589,11 +589,13 @@ static bool measure(const char *name, uint8_t *near, uint8_t *far)
 static bool bandwidth(void)
 {
 	static uint8_t from[BLOCK * BLOCKS], to[BLOCK * BLOCKS];
-	uint8_t *heap = malloc(2 * BLOCK * BLOCKS);
+	int fd = memfd_create("memory", MFD_CLOEXEC), i;
+	uint8_t *heap = malloc(2 * BLOCK * BLOCKS), *file;
 	double begin;
-	int i;
 
-	TRY(heap);
+	TRY(heap && fd >= 0 && !ftruncate(fd, 2 * BLOCK * BLOCKS));
+	file = mmap(NULL, 2 * BLOCK * BLOCKS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	TRY(file != MAP_FAILED);
 	fill(from, sizeof(from), 2);
 	memset(to, 1, sizeof(to));
 	begin = now();
@@ -604,7 +606,10 @@ static bool bandwidth(void)
 	}
 	printf("memcpy %.0f\n", (double)WRITES * BLOCK / (now() - begin));
 	MUST(measure("malloc", heap, heap + BLOCK * BLOCKS));
+	MUST(measure("file", file, file + BLOCK * BLOCKS));
 	MUST(measure("private", from, to));
+	munmap(file, 2 * BLOCK * BLOCKS);
+	close(fd);
 	free(heap);
 	return true;
 }

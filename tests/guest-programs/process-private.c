@@ -7,7 +7,7 @@
  * Two devices, each with a context, talk to each other. A case makes its own QPs and prints "ok
  * NAME" or "fail NAME: why"; exit status 0 only if all were ok. Adjacent bytes are looked at
  * wherever bytes move. With --bandwidth: bytes per second of 64 KiB writes from and to this memory,
- * from and to malloc's, and of memcpy.
+ * from and to malloc's and a memfd, and of memcpy.
  *
  *     process-private DEVICE DEVICE [CASE | --bandwidth]
  *
