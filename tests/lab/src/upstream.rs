@@ -1,9 +1,13 @@
-//! The guest's kernel driver and provider in the form in which they would go upstream.
+//! The guest's kernel driver and provider, and the patches of the libraries for processes, in the
+//! form in which they would go upstream.
 //!
 //! `vhost-rdma/guest/upstream/make-series.sh` makes the patch series. Here they are made against a
 //! kernel of Debian and the rdma-core of the builder, applied to a fresh copy, looked at with the
 //! kernel's own `checkpatch.pl --strict`, and the driver as the series leaves it is compiled for
 //! the newest kernel. The driver as it stands in this tree is looked at with sparse.
+//!
+//! `vhost-rdma/process/patches` is a series as it is. It is applied to the rdma-core that the
+//! libraries are made of, and they are built of a newer one with it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use crate::cache::{Cache, tree_digest};
 use crate::exec::{run_logged, tied, workspace};
 use crate::host;
+use crate::process::products as process;
 use crate::products::{self, Build};
 use crate::roots::{self, Debian, RDMA_CORE};
 
@@ -69,6 +74,31 @@ git -c user.name=lab -c user.email=lab@localhost -c commit.gpgsign=false commit 
 for patch in "$3"/000[1-9]*.patch; do
   git -c user.name=lab -c user.email=lab@localhost -c commit.gpgsign=false am -q "$patch"
 done
+"#;
+
+/// What a maintainer looks at first: the series applies as it is, without fuzz, each patch is
+/// signed by its author, counts what it changes, and says which of how many it is.
+const PROCESS: &str = r#"
+git_() { git -c user.name=lab -c user.email=lab@localhost -c commit.gpgsign=false "$@"; }
+rm -rf "$2"
+cp -a "$1" "$2"
+cd "$2"
+rm -rf .git
+git_ init -q
+git_ add -A -f
+git_ commit -q -m base
+set -- "$3"/*.patch
+n=0
+for patch; do
+  n=$((n+1))
+  git_ am -q "$patch"
+  author=$(git log -1 --format='%an <%ae>')
+  git log -1 --format=%B | grep -qxF "Signed-off-by: $author" || { echo "$patch is not signed"; exit 1; }
+  grep -q "^Subject: \[PATCH $n/$#\] " "$patch" || { echo "$patch is not $n of $#"; exit 1; }
+  count=$(git apply --stat "$patch" | tail -n 1)
+  grep -qxF -- "$count" "$patch" || { echo "$patch changes $count"; exit 1; }
+done
+[ "$n" -gt 0 ]
 "#;
 
 /// The first patch is left out: its header is the specification's table in C, with its line ends
@@ -192,10 +222,36 @@ pub(crate) fn kernel(cache: &Cache) -> Result<()> {
 
 /// rdma-core's series: made and applied. The same files are compiled for every guest.
 pub(crate) fn rdma_core(cache: &Cache) -> Result<()> {
+    series(cache, "rdma-core", &rdma_core_source(cache)?).map(|_| ())
+}
+
+fn rdma_core_source(cache: &Cache) -> Result<PathBuf> {
     let builder = roots::builder(cache, Debian::Trixie)?;
     let source = builder.root.join(RDMA_CORE.trim_start_matches('/'));
     if !source.is_dir() {
         bail!("the builder has no rdma-core source");
     }
-    series(cache, "rdma-core", &source).map(|_| ())
+    Ok(source)
+}
+
+/// The series for processes: it is fit to be sent, and libraries are built of a newer rdma-core
+/// with it.
+pub(crate) fn processes(cache: &Cache) -> Result<()> {
+    host::ensure_packages(cache, &["git"])?;
+    let source = rdma_core_source(cache)?;
+    let patches = workspace().join("vhost-rdma/process/patches");
+    let inputs = format!(
+        "1\n{}\n{PROCESS}\n{}",
+        source.display(),
+        tree_digest(&patches, |name| name.ends_with(".patch"))?
+    );
+    let name = "series-process";
+    cache.artefact(name, &inputs, |tmp| {
+        let tree = tmp.join("tree");
+        let mut cmd = tied("sh");
+        cmd.args(["-ec", PROCESS, "sh"]).arg(&source).arg(&tree).arg(&patches);
+        run_logged(&mut cmd, "applying the series for processes", &cache.log(name), WAIT)?;
+        Ok(fs::remove_dir_all(&tree)?)
+    })?;
+    process::libraries_of(cache, process::NEXT).map(|_| ())
 }

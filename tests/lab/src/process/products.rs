@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::cache::{Cache, tree_digest};
 use crate::exec::{run_logged, tied, workspace};
@@ -15,14 +15,26 @@ const BUILD_WAIT: Duration = Duration::from_secs(600);
 /// What the libraries are built with (vhost-rdma/process/build.sh).
 const TOOLS: [&str; 7] =
     ["cmake", "make", "patch", "pkg-config", "python3", "libnl-3-dev", "libnl-route-3-dev"];
+/// Upstream's files: a distribution's own are for its packages.
 const UNPACK: &str = "cd \"$1\"; mkdir tree
-tar -xf rdma-core_*.orig.tar.* -C tree --strip-components=1
-tar -xf rdma-core_*.debian.tar.* -C tree";
+tar -xf rdma-core_*.orig.tar.* -C tree --strip-components=1";
+
+/// The release whose rdma-core they are made of: with the private ABI of Debian 12 and 13.
+const SUITE: &str = "trixie";
+/// Debian's next release, whose rdma-core (65) has another.
+pub(crate) const NEXT: &str = "forky";
 
 /// The folder with our libraries, built on this machine for this machine.
 pub(crate) fn libraries(cache: &Cache) -> Result<PathBuf> {
-    let archive = Archive::open(cache, &["trixie"])?;
-    let source = archive.source_files("rdma-core")?;
+    libraries_of(cache, SUITE)
+}
+
+/// The same of another release's rdma-core, with its private ABI.
+pub(crate) fn libraries_of(cache: &Cache, suite: &str) -> Result<PathBuf> {
+    let archive = Archive::open(cache, &[suite])?;
+    let mut source = archive.source_files("rdma-core")?;
+    source.retain(|file| file.name.contains(".orig.tar."));
+    ensure!(!source.is_empty(), "{suite} has no rdma-core as upstream has it");
     let mut inputs = format!("1\n{UNPACK}\n");
     for file in &source {
         inputs.push_str(&format!("{} {}\n", file.name, file.checksum));
@@ -38,9 +50,13 @@ pub(crate) fn libraries(cache: &Cache) -> Result<PathBuf> {
         let dir = workspace().join("vhost-rdma").join(part);
         inputs.push_str(&format!("{part} {}\n", tree_digest(&dir, counts)?));
     }
-    let made = cache.artefact("process-libraries", &inputs, |tmp| {
+    let name = match suite {
+        SUITE => "process-libraries".to_owned(),
+        other => format!("process-libraries-{other}"),
+    };
+    let made = cache.artefact(&name, &inputs, |tmp| {
         host::ensure_packages(cache, &TOOLS)?;
-        let log = cache.log("process-libraries");
+        let log = cache.log(&name);
         archive.download_source(&source, tmp, &log)?;
         let mut unpack = tied("sh");
         unpack.args(["-ec", UNPACK, "sh"]).arg(tmp);

@@ -66,6 +66,7 @@ impl Args {
         tasks.push(task("sparse", quietly(upstream::sparse)));
         tasks.push(task("kernel series", quietly(upstream::kernel)));
         tasks.push(task("rdma-core series", quietly(upstream::rdma_core)));
+        tasks.push(task("process series", quietly(upstream::processes)));
         if let Some(dir) = &self.smatch {
             tasks.push(task("smatch", quietly(|cache| upstream::smatch(cache, dir))));
         }
