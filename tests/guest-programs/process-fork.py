@@ -7,7 +7,6 @@ The parent's device goes on whatever the child does: destroys what it inherited,
 import os
 import sys
 
-from pyverbs import enums
 from pyverbs.cq import CQ
 from pyverbs.device import Context
 from pyverbs.mr import MR
@@ -15,19 +14,21 @@ from pyverbs.pd import PD
 from pyverbs.pyverbs_error import PyverbsRDMAError
 
 LEN = 1 << 16
+# IBV_ACCESS_LOCAL_WRITE, which not all releases of pyverbs have in one place.
+LOCAL_WRITE = 1
 
 
 def use(context):
     """Queue, domain, region: rings, a doorbell page and memory are shared with the device."""
     pd = PD(context)
-    made = [CQ(context, 100), pd, MR(pd, LEN, enums.IBV_ACCESS_LOCAL_WRITE)]
+    made = [CQ(context, 100), pd, MR(pd, LEN, LOCAL_WRITE)]
     made[2].write(b"x" * LEN, LEN)
     return made
 
 
 def child(inherited, pd):
     try:
-        MR(pd, LEN, enums.IBV_ACCESS_LOCAL_WRITE)
+        MR(pd, LEN, LOCAL_WRITE)
         return 10
     except PyverbsRDMAError:
         pass

@@ -97,6 +97,9 @@ pub struct Args {
     /// Programs of Ubuntu 24.04, from this mirror of its archive
     #[arg(long, value_name = "MIRROR")]
     ubuntu: Option<String>,
+    /// Programs of Debian's next release, with libraries of its rdma-core
+    #[arg(long)]
+    next: bool,
     /// With a daemon that is not optimised, which is built sooner
     #[arg(long)]
     debug: bool,
@@ -156,17 +159,18 @@ impl Args {
     pub fn run(&self, cache: &Cache) -> Result<bool> {
         host::require_root()?;
         let daemon = products::daemon(cache, self.debug)?;
-        let libraries = products::libraries(cache)?;
         let debians = match self.debian {
             Some(one) => vec![one],
-            None if self.ubuntu.is_some() => Vec::new(),
+            None if self.ubuntu.is_some() || self.next => Vec::new(),
             None => vec![Debian::Bookworm, Debian::Trixie],
         };
         let mut releases: Vec<_> = debians.into_iter().map(Release::Debian).collect();
         releases.extend(self.ubuntu.as_ref().map(|_| Release::Ubuntu));
+        releases.extend(self.next.then_some(Release::Next));
         let (mut table, mut good) = (Vec::new(), true);
         for release in releases {
             let root = release.root(cache, self.ubuntu.as_deref())?;
+            let libraries = release.libraries(cache)?;
             let container = Container::new(release, root, (&daemon, &libraries))?;
             if self.only.as_ref().is_none_or(|part| "symbols of the libraries".contains(part)) {
                 table.push(symbols::run(&container));
@@ -195,6 +199,7 @@ impl Args {
         let built_for = match container.release {
             Release::Debian(debian) => debian,
             Release::Ubuntu => Debian::Bookworm,
+            Release::Next => Debian::Trixie,
         };
         for program in crate::products::programs(cache, built_for)? {
             let ours = |name: &&OsStr| OURS.iter().any(|it| *name == *it);
@@ -206,7 +211,7 @@ impl Args {
             fs::write(container.share().join(name), text)?;
         }
         let mut rows = Vec::new();
-        let pairs = programs::all().into_iter().chain(clients::all());
+        let pairs = programs::all().into_iter().chain(clients::all(container.release));
         let pairs = pairs.map(|(program, script)| (2, program, script));
         let more = connections::all(container.release).into_iter();
         let more = more.map(|(program, script)| (connections::NICS, program, script));

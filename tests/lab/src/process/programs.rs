@@ -80,9 +80,15 @@ const PRIVATE: &[&str] = &[
 
 /// What both ends are told beside that.
 fn ends(program: &str) -> [String; 2] {
-    let common = if program.starts_with("ibv_") { "-g 0 -n 500" } else { "-F -x 0 -n 500" };
-    // All sizes take their time as it is.
-    let common = if program.ends_with(" -a") { "-F -x 0 -n 100" } else { common };
+    let common = if program.starts_with("ibv_") { "-g 0" } else { "-F -x 0" };
+    let times = match program {
+        // Of two numbers the last counts.
+        _ if program.contains(" -n ") => "",
+        // All sizes take their time as it is.
+        _ if program.ends_with(" -a") => " -n 100",
+        _ => " -n 500",
+    };
+    let common = format!("{common}{times}");
     let end = |n: u32, peer: &str| format!("timeout 60 {program} {common} -d vhost_rdma{n}{peer}");
     [end(0, ""), end(1, " 127.0.0.1")]
 }
@@ -187,5 +193,13 @@ mod tests {
         let [server, client] = ends("ib_send_lat -e");
         assert_eq!(server, "timeout 60 ib_send_lat -e -F -x 0 -n 500 -d vhost_rdma0");
         assert_eq!(client, "timeout 60 ib_send_lat -e -F -x 0 -n 500 -d vhost_rdma1 127.0.0.1");
+    }
+
+    #[test]
+    fn what_a_program_says_of_how_often_counts() {
+        let [server, _] = ends("ibv_rc_pingpong -c -s 134217728 -n 1");
+        assert_eq!(server, "timeout 60 ibv_rc_pingpong -c -s 134217728 -n 1 -g 0 -d vhost_rdma0");
+        let times = |program: &&str| ends(program)[0].matches(" -n ").count();
+        assert!(PERFTEST.iter().chain(PINGPONGS).chain(PRIVATE).all(|it| times(it) == 1));
     }
 }
