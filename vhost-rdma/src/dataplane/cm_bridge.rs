@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 
 use crate::rnic::Directory;
 
-/// What speaks to such peers, once it is wanted.
+/// Starts what speaks to them, once it is wanted, and holds it.
 #[derive(Debug, Default)]
-pub(super) struct CmBridge {
+pub(super) struct CmBridgeStarter {
     ports: Vec<u16>,
     #[cfg(feature = "host-rnic")]
     started: OnceLock<Option<crate::rnic::CmBridge>>,
 }
 
-impl CmBridge {
+impl CmBridgeStarter {
     pub(super) fn new(ports: Vec<u16>) -> Self {
         Self {
             ports,
@@ -31,10 +31,7 @@ impl CmBridge {
             let started = crate::rnic::CmBridge::start(&self.ports, directory);
             started
                 .inspect_err(|error| {
-                    tracing::warn!(
-                        error,
-                        "no rdma_cm to peers that are not behind a daemon of ours"
-                    );
+                    tracing::warn!(error, "no rdma_cm to third-party hosts");
                 })
                 .ok()
         });

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::cm_bridge::CmBridge;
+use super::cm_bridge::CmBridgeStarter;
 use super::neighbours::Neighbours;
 use crate::channel::{Channel, ChannelError, GiveIdentity, Opened};
 use crate::node::{Peer, host_and_port};
@@ -19,7 +19,7 @@ pub struct Outside {
     /// The way to other daemons.
     channel: Option<Channel>,
     /// The way to third-party hosts.
-    cm_bridge: CmBridge,
+    cm_bridge: CmBridgeStarter,
     neighbours: Neighbours,
 }
 
@@ -27,7 +27,7 @@ impl Outside {
     /// Nobody is known; third-party hosts will reach guests at `ports`.
     #[must_use]
     pub fn new(ports: Vec<u16>) -> Self {
-        Self { cm_bridge: CmBridge::new(ports), ..Self::default() }
+        Self { cm_bridge: CmBridgeStarter::new(ports), ..Self::default() }
     }
 
     /// Has rdma_cm of guests on RNICs go to other daemons.

@@ -228,8 +228,8 @@ impl Nic {
                 Progress::More => Progress::More,
             }
         })?;
-        // The remains end on this thread, which serves this NIC only.
-        let (result, _remains) = result;
+        // What was dropped late ends on this thread, which serves this NIC only.
+        let (result, _dropped) = result;
         Ok(result)
     }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use virtual_guest::daemon::DaemonOptions;
-use virtual_guest::foreign::{Game, Side, rc_pingpong};
-use virtual_guest::foreign_cm::{CmSide, cmatose};
 use virtual_guest::guest::{Guest, GuestConfig};
 use virtual_guest::qp::QpSpec;
 use virtual_guest::spec::qpt;
+use virtual_guest::third_party::{Game, Side, rc_pingpong};
+use virtual_guest::third_party_cm::{CmSide, cmatose};
 use virtual_guest::world::{Node, World};
 
 #[derive(Debug, Parser)]

@@ -67,7 +67,7 @@ use crate::nic::budget::{Clock, Meter};
 use crate::nic::doorbell::Post;
 use crate::nic::on_shard::OnShard;
 use crate::qpn::Pool;
-use crate::soft::{Engine, Execution, Nic};
+use crate::soft::{Engine, Execution, SoftNic};
 
 /// NICs that are served together, by one thread.
 pub struct Shard {
@@ -148,7 +148,7 @@ impl Shard {
     }
 
     #[inline]
-    fn nic_mut(&mut self, id: NicId) -> Option<&mut Nic> {
+    fn nic_mut(&mut self, id: NicId) -> Option<&mut SoftNic> {
         self.slots.own_mut(id)
     }
 
@@ -167,7 +167,7 @@ impl Shard {
     /// Adds a NIC, which waits for INIT.
     pub fn add_nic(&mut self, settings: NicSettings, port: Box<dyn Port>) -> NicId {
         let id = self.new_number();
-        let nic = Nic::new(id, settings, port, self.meter.clone());
+        let nic = SoftNic::new(id, settings, port, self.meter.clone());
         self.slots.put(id, AnyNic::Own(Box::new(nic)));
         id
     }

@@ -9,13 +9,13 @@ use super::on_shard::AnyNic;
 use super::strain::Strain;
 use super::{Nanos, NicId, Shard};
 use crate::nic::on_shard::OnShard as _;
-use crate::soft::Nic;
+use crate::soft::SoftNic;
 
 /// A NIC between two shards.
 #[derive(Debug)]
 pub struct MovedNic {
     id: NicId,
-    nic: Box<Nic>,
+    nic: Box<SoftNic>,
     strain: Strain,
 }
 

@@ -4,13 +4,13 @@
 use super::{NicId, Shard};
 use crate::nic::doorbell::Post;
 use crate::nic::on_shard::{OnShard, Provided};
-use crate::soft::Nic;
+use crate::soft::SoftNic;
 
 /// A NIC of a shard.
 #[derive(Debug)]
 pub(super) enum AnyNic {
     /// The engine's own.
-    Own(Box<Nic>),
+    Own(Box<SoftNic>),
     /// One that brings its verbs.
     Provided(Box<dyn Provided>),
 }
@@ -26,7 +26,7 @@ impl AnyNic {
     }
 
     /// One of the engine's own, to look at.
-    pub(super) fn own(&self) -> Option<&Nic> {
+    pub(super) fn own(&self) -> Option<&SoftNic> {
         match self {
             Self::Own(nic) => Some(nic),
             Self::Provided(_) => None,

@@ -34,7 +34,7 @@ use crate::link::NicId;
 use crate::nic::budget::{Budget, Meter, cost};
 use crate::nic::doorbell::Post;
 use crate::ordering::{self, Cpu, Visible};
-use crate::soft::{Nic, Nics};
+use crate::soft::{Nics, SoftNic};
 
 /// Time for one round, without what it tells the guests at its end.
 pub(super) const ROUND: Nanos = 50_000;
@@ -156,17 +156,17 @@ pub(super) struct Served<'a> {
 
 impl Nics for Served<'_> {
     #[inline]
-    fn nic(&mut self, id: NicId) -> Option<&mut Nic> {
+    fn nic(&mut self, id: NicId) -> Option<&mut SoftNic> {
         self.slots.own_mut(id)
     }
 
     #[inline]
-    fn both(&mut self, one: NicId, other: NicId) -> Option<(&mut Nic, &mut Nic)> {
+    fn both(&mut self, one: NicId, other: NicId) -> Option<(&mut SoftNic, &mut SoftNic)> {
         self.slots.both(one, other)
     }
 
     #[inline]
-    fn seen(&self, id: NicId) -> Option<&Nic> {
+    fn seen(&self, id: NicId) -> Option<&SoftNic> {
         self.slots.get(id).and_then(AnyNic::own)
     }
 

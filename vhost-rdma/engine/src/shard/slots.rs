@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use super::on_shard::AnyNic;
 use crate::link::NicId;
 use crate::nic::Nanos;
-use crate::soft::Nic;
+use crate::soft::SoftNic;
 
 /// Whether rounds visit a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl Slots {
 
     /// A NIC of the engine's own, which is awake from now on.
     #[inline]
-    pub(super) fn own_mut(&mut self, id: NicId) -> Option<&mut Nic> {
+    pub(super) fn own_mut(&mut self, id: NicId) -> Option<&mut SoftNic> {
         match self.any_mut(id)? {
             AnyNic::Own(nic) => Some(nic),
             AnyNic::Provided(_) => None,
@@ -127,7 +127,11 @@ impl Slots {
 
     /// Two different NICs of the engine's own, which are awake from now on.
     #[inline]
-    pub(super) fn both(&mut self, one: NicId, other: NicId) -> Option<(&mut Nic, &mut Nic)> {
+    pub(super) fn both(
+        &mut self,
+        one: NicId,
+        other: NicId,
+    ) -> Option<(&mut SoftNic, &mut SoftNic)> {
         let indices = [one.0 as usize, other.0 as usize];
         for id in [one, other] {
             if self.all.get(id.0 as usize)?.visit != Visit::Awake {
@@ -145,7 +149,7 @@ impl Slots {
 
     /// All NICs of the engine's own.
     #[cfg(test)]
-    pub(super) fn own(&self) -> impl Iterator<Item = &Nic> {
+    pub(super) fn own(&self) -> impl Iterator<Item = &SoftNic> {
         self.all.iter().filter_map(|slot| match &slot.nic {
             Some(AnyNic::Own(nic)) => Some(&**nic),
             _ => None,

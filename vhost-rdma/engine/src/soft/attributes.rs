@@ -3,10 +3,10 @@
 use virtio_rdma_abi as abi;
 use zerocopy::little_endian::{U32, U64};
 
-use super::nic::Nic;
+use super::nic::SoftNic;
 use crate::nic::{limits, table};
 
-impl Nic {
+impl SoftNic {
     pub(super) fn device_attributes(&self) -> abi::QueryDeviceResp {
         let limits = &self.settings.limits;
         let n = U32::new;

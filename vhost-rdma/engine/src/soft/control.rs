@@ -6,7 +6,7 @@ use zerocopy::little_endian::U32;
 use super::engine::Execution;
 use super::mr::Registration;
 use super::network::link_local;
-use super::nic::{KERNEL, Nic, NicState, Soft};
+use super::nic::{KERNEL, NicState, Soft, SoftNic};
 use super::nics::Nics;
 use super::window::WindowKind;
 use super::work::SettleCq;
@@ -30,7 +30,7 @@ struct Among<'a, 'b, N> {
 impl<N: Nics> Executor for Among<'_, '_, N> {
     type Backing = Soft;
 
-    fn nic(&mut self) -> Result<&mut Nic, Status> {
+    fn nic(&mut self) -> Result<&mut SoftNic, Status> {
         self.all.nic_mut(self.id).ok_or(Status::FATAL)
     }
 
@@ -230,7 +230,7 @@ impl<N: Nics> Execution<'_, N> {
     }
 }
 
-impl Nic {
+impl SoftNic {
     /// Whether the operator lets this NIC use an address. The link-local address of its own MAC is
     /// always its own.
     pub(super) fn may_use(&self, gid: &Gid) -> bool {

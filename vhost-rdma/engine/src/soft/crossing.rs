@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 
 use super::engine::{Engine, Execution};
 use super::network::{Arrivals, View};
-use super::nic::{Nic, NicState};
+use super::nic::{NicState, SoftNic};
 use super::nics::Nics;
 use super::stream::Stream;
 use super::{Nanos, mirror::PATIENCE};
@@ -311,7 +311,7 @@ impl<N: Nics> Execution<'_, N> {
     }
 }
 
-impl Nic {
+impl SoftNic {
     /// Executes a request from another shard, if it has not been.
     fn take_from_elsewhere(&mut self, request: &Request<'_>, token: Token, is_held: bool) -> Taken {
         use crate::link::Responder as _;

@@ -2,9 +2,9 @@
 //! runs.
 //!
 //! A work request concerns two NICs, and some commands concern the whole network. So neither can be
-//! carried out on one `&mut Nic`: an [`Execution`] has all NICs of the shard, by number, and what
-//! they share. Where NICs are kept, which of them are visited and whose turn it is are the shard's
-//! matter; it lends them for one call, by [`Nics`].
+//! carried out on one `&mut SoftNic`: an [`Execution`] has all NICs of the shard, by number, and
+//! what they share. Where NICs are kept, which of them are visited and whose turn it is are the
+//! shard's matter; it lends them for one call, by [`Nics`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,7 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::DeferredDrop;
 use super::network::Networks;
-use super::nic::{KERNEL, Nic};
+use super::nic::{KERNEL, SoftNic};
 use super::nics::Nics;
 use super::numbers::{Qpns, Random};
 use crate::link::{Link as _, NicId, Ways};
@@ -123,7 +123,7 @@ impl Engine {
 
 impl<N: Nics> Execution<'_, N> {
     #[inline]
-    pub(super) fn nic_mut(&mut self, id: NicId) -> Option<&mut Nic> {
+    pub(super) fn nic_mut(&mut self, id: NicId) -> Option<&mut SoftNic> {
         self.nics.nic(id)
     }
 
@@ -131,7 +131,7 @@ impl<N: Nics> Execution<'_, N> {
     pub(super) fn parts(
         &mut self,
         id: NicId,
-    ) -> Option<(&mut Nic, &mut Networks, &mut dyn Random)> {
+    ) -> Option<(&mut SoftNic, &mut Networks, &mut dyn Random)> {
         let Self { nics, engine: Engine { networks, random, .. }, .. } = self;
         Some((nics.nic(id)?, networks, random.as_mut()))
     }

@@ -7,7 +7,7 @@ use virtio_rdma_abi::{SqWqe, opcode, wc_opcode, wc_status};
 
 use super::fastreg::FastRegister;
 use super::mr::Denied;
-use super::nic::{KERNEL, Nic};
+use super::nic::{KERNEL, SoftNic};
 use super::window::Bind;
 use crate::memory::PageArray;
 use crate::nic::qp::Kind;
@@ -37,7 +37,7 @@ pub(super) struct Poster {
     pub(super) pdn: u32,
 }
 
-impl Nic {
+impl SoftNic {
     /// Executes a local work request; its completion opcode, or the status that it fails with.
     pub(super) fn local_request(
         &mut self,

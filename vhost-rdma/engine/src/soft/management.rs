@@ -11,7 +11,7 @@ use virtio_rdma_abi::GSI_QPN;
 
 use super::engine::{Engine, Execution};
 use super::network::View;
-use super::nic::{Nic, NicState};
+use super::nic::{NicState, SoftNic};
 use super::nics::Nics;
 use crate::cm::{MAD_LEN, Mad};
 use crate::link::{
@@ -35,7 +35,7 @@ fn is_management(request: &Request<'_>) -> bool {
         && (request.total as usize, request.len as usize) == (MAD_LEN, MAD_LEN)
 }
 
-impl Nic {
+impl SoftNic {
     /// A request for a queue pair that there is not.
     #[cold]
     pub(super) fn unheld(&mut self, request: &Request<'_>) -> Outcome {

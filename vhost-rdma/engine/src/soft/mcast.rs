@@ -4,14 +4,14 @@
 //! included: IBTA loops multicast back.
 
 use super::engine::Execution;
-use super::nic::{Nic, Soft};
+use super::nic::{Soft, SoftNic};
 use super::nics::Nics;
 use crate::link::{Gid, NicId, is_multicast};
 use crate::nic::limits::{MAX_MCAST_GROUPS, MAX_MCAST_QPS};
 use crate::nic::qp::Kind;
 use crate::nic::{Reply, Status};
 
-impl Nic {
+impl SoftNic {
     /// Attaches a QP to a group; true if the NIC joins the group by it. Attaching twice is once.
     pub(super) fn attach(&mut self, ctx: u32, qpn: u32, mgid: Gid) -> Result<bool, Status> {
         self.owned_qp(ctx, qpn)?;

@@ -17,7 +17,7 @@ use virtio_rdma_abi::access;
 use super::Nanos;
 use super::engine::Execution;
 use super::mr::{Keyed, MrTable};
-use super::nic::Nic;
+use super::nic::SoftNic;
 use super::nics::Nics;
 use super::waiter::{Requester, Waiter};
 use crate::link::{Awaited, Nak, NicId, Operation, Outcome, Owner, Request};
@@ -69,7 +69,7 @@ pub(super) struct Task {
     job: Job,
 }
 
-impl Nic {
+impl SoftNic {
     /// What an owner has to do for a piece of a request to `memory`, if it has.
     #[inline]
     pub(super) fn task(

@@ -57,9 +57,9 @@ mod work;
 use crate::nic::{DeferredDrop, Nanos};
 
 pub(crate) use engine::{Engine, Execution};
-pub(crate) use nic::Nic;
 #[cfg(test)]
 pub(crate) use nic::Qp;
+pub(crate) use nic::SoftNic;
 pub(crate) use nics::Nics;
 pub use numbers::Random;
 #[cfg(test)]

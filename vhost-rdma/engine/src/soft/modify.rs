@@ -3,7 +3,7 @@
 use virtio_rdma_abi as abi;
 
 use super::engine::{Engine, Execution};
-use super::nic::Nic;
+use super::nic::SoftNic;
 use super::nics::Nics;
 use super::waiter::Waiter;
 use crate::link::NicId;
@@ -34,7 +34,7 @@ impl<N: Nics> Execution<'_, N> {
     }
 }
 
-impl Nic {
+impl SoftNic {
     /// Modifies a QP; true if inbound requests are executed from now on that were not before.
     fn modify_qp(&mut self, ctx: u32, qpn: u32, attr: &abi::QpAttr) -> Result<bool, Status> {
         self.owned_qp(ctx, qpn)?;

@@ -17,7 +17,7 @@
 //! more, so that an atomic could be executed twice.
 
 use super::engine::{Engine, Execution};
-use super::nic::{Nic, NicState};
+use super::nic::{NicState, SoftNic};
 use super::nics::Nics;
 use super::waiter::Requester;
 use crate::link::{Gid, NicId, Parcel};
@@ -26,7 +26,7 @@ use crate::nic::Nanos;
 /// Jobs of owners that are looked through before a move; where there are more, nobody moves.
 const JOBS: usize = 4096;
 
-impl Nic {
+impl SoftNic {
     /// With whom it `spent` that since the last time: the shard and number of each.
     pub(crate) fn take_talks(
         &mut self,
@@ -66,7 +66,7 @@ impl Engine {
     }
 
     /// A NIC has come from another shard.
-    pub(crate) fn take_in(&mut self, nic: &Nic) {
+    pub(crate) fn take_in(&mut self, nic: &SoftNic) {
         self.networks.take_in(nic);
         let early = self.ways.bus().map(crate::link::Bus::take_early);
         early.into_iter().flatten().for_each(|parcel| self.arrive(parcel));

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use indexmap::IndexSet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::nic::{Nic, NicState};
+use super::nic::{NicState, SoftNic};
 use super::nics::Nics;
 use crate::link::{Fabric, Flow, Gid, NicId, Responder, ShardBook};
 use crate::nic::qp::Kind;
@@ -110,7 +110,7 @@ impl Networks {
 
     /// A NIC goes to another shard, with its addresses and groups. The others know it there before
     /// this shard forgets it.
-    pub(super) fn send_off(&mut self, nic: &Nic, to: usize) {
+    pub(super) fn send_off(&mut self, nic: &SoftNic, to: usize) {
         let (id, vni) = (nic.backing.id, nic.settings.vni);
         let gids: Vec<Gid> = nic.gids.iter().flatten().copied().collect();
         let groups: Vec<Gid> = nic.backing.groups.keys().copied().collect();
@@ -123,7 +123,7 @@ impl Networks {
     }
 
     /// A NIC has come from another shard.
-    pub(super) fn take_in(&mut self, nic: &Nic) {
+    pub(super) fn take_in(&mut self, nic: &SoftNic) {
         let (id, vni) = (nic.backing.id, nic.settings.vni);
         for gid in nic.gids.iter().flatten() {
             self.claim(vni, *gid, id);
@@ -200,7 +200,7 @@ impl<N: Nics> View<'_, N> {
 
     /// A NIC, if it is there and runs.
     #[inline]
-    pub(super) fn ready_nic(&mut self, nic: Option<NicId>) -> Option<&mut Nic> {
+    pub(super) fn ready_nic(&mut self, nic: Option<NicId>) -> Option<&mut SoftNic> {
         self.nics.nic(nic?).filter(|nic| nic.life == NicState::Ready)
     }
 

@@ -22,7 +22,7 @@ pub(super) use crate::nic::{KERNEL, NicState};
 const ROUND_QPS: u32 = 16;
 
 /// A NIC whose work requests the daemon executes.
-pub(crate) type Nic = nic::Nic<Soft>;
+pub(crate) type SoftNic = nic::Nic<Soft>;
 pub(super) type Pd = nic::objects::Pd<()>;
 pub(super) type Ah = nic::objects::Ah<()>;
 /// A shared receive queue that the daemon takes receives from.
@@ -88,7 +88,7 @@ impl Parts for Soft {
     type Keys = Walk;
 }
 
-impl Nic {
+impl SoftNic {
     pub(crate) fn new(id: NicId, settings: NicSettings, port: Box<dyn Port>, meter: Meter) -> Self {
         Self::idle(Soft::new(id), settings, port, meter)
     }

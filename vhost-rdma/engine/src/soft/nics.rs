@@ -1,6 +1,6 @@
 //! The NICs of a shard, as it lends them to the engine for one call.
 
-use super::nic::Nic;
+use super::nic::SoftNic;
 use crate::link::NicId;
 use crate::nic::Nanos;
 use crate::nic::budget::Budget;
@@ -8,13 +8,13 @@ use crate::nic::budget::Budget;
 /// The NICs of a shard, as far as the engine knows of them.
 pub(crate) trait Nics {
     /// A software NIC, which may be given work.
-    fn nic(&mut self, id: NicId) -> Option<&mut Nic>;
+    fn nic(&mut self, id: NicId) -> Option<&mut SoftNic>;
 
     /// Two different software NICs, which may be given work.
-    fn both(&mut self, one: NicId, other: NicId) -> Option<(&mut Nic, &mut Nic)>;
+    fn both(&mut self, one: NicId, other: NicId) -> Option<(&mut SoftNic, &mut SoftNic)>;
 
     /// A software NIC, to look at.
-    fn seen(&self, id: NicId) -> Option<&Nic>;
+    fn seen(&self, id: NicId) -> Option<&SoftNic>;
 
     /// Looks at the doorbells of all NICs, as far as there is time. `serving` names the NIC that is
     /// looked at, for the blame if that panics, and is afterwards what it was.

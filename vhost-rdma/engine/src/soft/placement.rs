@@ -11,12 +11,12 @@ use virtio_rdma_abi::{access, flush};
 
 use super::mirror::Task;
 use super::mr::MrTable;
-use super::nic::Nic;
+use super::nic::SoftNic;
 use crate::link::{Nak, Operation, Outcome, Payload, Request};
 use crate::memory;
 use crate::nic::JobKind;
 
-impl Nic {
+impl SoftNic {
     pub(super) fn serve_atomic(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
         // IBTA 9.4.5: the address must be a multiple of 8, whatever the region looks like.
         if !request.remote_addr.is_multiple_of(8) {

@@ -2,7 +2,7 @@
 
 use virtio_rdma_abi as abi;
 
-use super::nic::{KERNEL, Nic, NicState, Qp, Soft, Srq};
+use super::nic::{KERNEL, NicState, Qp, Soft, SoftNic, Srq};
 use super::waiter::Waiter;
 use super::work::SettleCq;
 use super::{DeferredDrop, Nanos, attributes, quota};
@@ -22,11 +22,11 @@ impl Provider for Soft {
     const LETS_GO: bool = false;
     const END: Nanos = 0;
 
-    fn device(nic: &mut Nic) -> abi::QueryDeviceResp {
+    fn device(nic: &mut SoftNic) -> abi::QueryDeviceResp {
         nic.device_attributes()
     }
 
-    fn port(_nic: &mut Nic) -> abi::QueryPortResp {
+    fn port(_nic: &mut SoftNic) -> abi::QueryPortResp {
         attributes::port()
     }
 
@@ -34,21 +34,21 @@ impl Provider for Soft {
         shape::ENGINE
     }
 
-    fn begin_pd(_nic: &mut Nic) -> Result<(), Status> {
+    fn begin_pd(_nic: &mut SoftNic) -> Result<(), Status> {
         Ok(())
     }
 
-    fn end_pd(_nic: &mut Nic, _pd: ()) {}
+    fn end_pd(_nic: &mut SoftNic, _pd: ()) {}
 
     fn begin_srq(
-        _nic: &mut Nic,
+        _nic: &mut SoftNic,
         _srqn: u32,
         _req: &abi::SrqCreateReq,
     ) -> Result<Vec<Waiter>, Status> {
         Ok(Vec::new())
     }
 
-    fn end_srq(_nic: &mut Nic, _srq: &Vec<Waiter>) {}
+    fn end_srq(_nic: &mut SoftNic, _srq: &Vec<Waiter>) {}
 
     fn srq_bytes(_max_wr: u32) -> usize {
         quota::SHARED
@@ -62,46 +62,46 @@ impl Provider for Soft {
         srq.ring.taken()
     }
 
-    fn set_limit(nic: &mut Nic, srqn: u32, limit: u32, _again: bool) -> Result<(), Status> {
+    fn set_limit(nic: &mut SoftNic, srqn: u32, limit: u32, _again: bool) -> Result<(), Status> {
         nic.srqs.get_mut(srqn as usize).ok_or(Status::NOENT)?.limit = limit;
         Ok(())
     }
 
-    fn srq_moved(_nic: &mut Nic, _srqn: u32) {}
+    fn srq_moved(_nic: &mut SoftNic, _srqn: u32) {}
 
     fn qp_bytes(req: &abi::QpCreateReq) -> usize {
         quota::queue_pair(shape::sends(req).max_inline)
     }
 
-    fn leave_groups(nic: &mut Nic, qpn: u32) {
+    fn leave_groups(nic: &mut SoftNic, qpn: u32) {
         if nic.qps.get(&qpn).is_some_and(|qp| qp.own.groups > 0) {
             nic.leave_all(|member| member == qpn);
         }
     }
 
-    fn end_qp(nic: &mut Nic, qp: &Qp) {
+    fn end_qp(nic: &mut SoftNic, qp: &Qp) {
         if qp.qpn != abi::GSI_QPN {
             nic.backing.freed.push(qp.qpn);
         }
     }
 
-    fn end_ah(_nic: &mut Nic, _ah: ()) {}
+    fn end_ah(_nic: &mut SoftNic, _ah: ()) {}
 
-    fn catch_up(_nic: &mut Nic) {}
+    fn catch_up(_nic: &mut SoftNic) {}
 
-    fn abandoned(_nic: &mut Nic, _work: SettleCq) {}
+    fn abandoned(_nic: &mut SoftNic, _work: SettleCq) {}
 
-    fn begin_end(_nic: &Nic) {}
+    fn begin_end(_nic: &SoftNic) {}
 
-    fn end_before_qps(_nic: &mut Nic, _ctx: u32, _end: &mut (), _budget: &mut Budget) -> bool {
+    fn end_before_qps(_nic: &mut SoftNic, _ctx: u32, _end: &mut (), _budget: &mut Budget) -> bool {
         true
     }
 
-    fn end_before_qp(_nic: &mut Nic, _qpn: u32, _end: &mut (), _budget: &mut Budget) -> bool {
+    fn end_before_qp(_nic: &mut SoftNic, _qpn: u32, _end: &mut (), _budget: &mut Budget) -> bool {
         true
     }
 
-    fn end_after_qps(_nic: &mut Nic, _end: &mut (), _budget: &mut Budget) -> bool {
+    fn end_after_qps(_nic: &mut SoftNic, _end: &mut (), _budget: &mut Budget) -> bool {
         true
     }
 
@@ -109,7 +109,7 @@ impl Provider for Soft {
         &self.mrs.numbers
     }
 
-    fn end_key(nic: &mut Nic, number: u32, ctx: u32) {
+    fn end_key(nic: &mut SoftNic, number: u32, ctx: u32) {
         if let Some((_, key)) = nic.backing.mrs.owner(number).filter(|&(owner, _)| owner == ctx) {
             nic.remove_key(key);
         }
@@ -119,7 +119,7 @@ impl Provider for Soft {
         self.mirror.end(ctx);
     }
 
-    fn uses_pd(nic: &Nic, pdn: u32) -> bool {
+    fn uses_pd(nic: &SoftNic, pdn: u32) -> bool {
         nic.backing.mrs.uses_pd(pdn)
     }
 
@@ -142,7 +142,7 @@ impl Provider for Soft {
         false
     }
 
-    fn run_receives(_nic: &mut Nic, _qpn: u32) {}
+    fn run_receives(_nic: &mut SoftNic, _qpn: u32) {}
 
     #[inline]
     fn shared_posted(&mut self, srq: &mut Srq) -> bool {
@@ -150,11 +150,11 @@ impl Provider for Soft {
         false
     }
 
-    fn run_shared(_nic: &mut Nic, _srqn: u32) {}
+    fn run_shared(_nic: &mut SoftNic, _srqn: u32) {}
 
-    fn posted_elsewhere(_nic: &mut Nic, _owner: Owner, _producer: u32) {}
+    fn posted_elsewhere(_nic: &mut SoftNic, _owner: Owner, _producer: u32) {}
 
-    fn stopped(nic: &mut Nic, qpn: u32) {
+    fn stopped(nic: &mut SoftNic, qpn: u32) {
         if let Some(qp) = nic.qps.get_mut(&qpn) {
             qp.own.waiter = None;
             qp.own.draining = false;
@@ -162,13 +162,13 @@ impl Provider for Soft {
         nic.schedule(qpn);
     }
 
-    fn cq_died(_nic: &mut Nic, _cqn: u32) {}
+    fn cq_died(_nic: &mut SoftNic, _cqn: u32) {}
 
-    fn stand_still(_nic: &mut Nic, _begins: bool) -> bool {
+    fn stand_still(_nic: &mut SoftNic, _begins: bool) -> bool {
         false
     }
 
-    fn go_on(nic: &mut Nic) {
+    fn go_on(nic: &mut SoftNic) {
         let all = nic.qp_numbers.walk();
         nic.chores.resume(all);
     }
@@ -181,7 +181,7 @@ impl Provider for Soft {
         Self::new(self.id)
     }
 
-    fn has_work(nic: &mut Nic, now: Nanos) -> bool {
+    fn has_work(nic: &mut SoftNic, now: Nanos) -> bool {
         let runs = nic.life == NicState::Ready && !nic.run.is_empty();
         !nic.backing.wakes.is_empty() || runs || nic.has_other_work(now)
     }
@@ -191,11 +191,11 @@ impl Provider for Soft {
         self.mirror.has_unsent()
     }
 
-    fn tell(nic: &mut Nic) {
+    fn tell(nic: &mut SoftNic) {
         nic.send_jobs();
     }
 
-    fn resumed(nic: &mut Nic, qpn: u32) {
+    fn resumed(nic: &mut SoftNic, qpn: u32) {
         // Its answer may have come meanwhile, and was not taken.
         if let Some(send) = nic.qps.get_mut(&qpn).and_then(|qp| qp.send.as_mut())
             && matches!(send.wait, Wait::Link(_))
@@ -206,7 +206,7 @@ impl Provider for Soft {
         nic.schedule(qpn);
     }
 
-    fn fail(nic: &mut Nic) {
+    fn fail(nic: &mut SoftNic) {
         if matches!(nic.life, NicState::Ready | NicState::Paused) {
             nic.raise(abi::event::DEVICE_FATAL, 0, KERNEL);
             nic.deliver_events();
@@ -214,14 +214,14 @@ impl Provider for Soft {
         }
     }
 
-    fn dropped(_nic: &mut Nic) {}
+    fn dropped(_nic: &mut SoftNic) {}
 
-    fn walk_keys(nic: &Nic) -> Walk {
+    fn walk_keys(nic: &SoftNic) -> Walk {
         nic.backing.mrs.numbers.walk()
     }
 
     fn follow_keys(
-        nic: &mut Nic,
+        nic: &mut SoftNic,
         keys: &mut Walk,
         space: &AddressSpace,
         budget: &mut Budget,

@@ -1,7 +1,7 @@
 //! What the engine keeps for each object of a guest, in bytes: see [`crate::nic::quota`].
 
 use super::mr::Keyed;
-use super::nic::{Ah, Nic, Pd, Qp, Srq};
+use super::nic::{Ah, Pd, Qp, SoftNic, Srq};
 use super::srq::MAX_WAITERS;
 use super::waiter::Waiter;
 use crate::memory::Translation;
@@ -26,7 +26,7 @@ pub(super) static ENGINE: Places = Places {
         entry(16) + entry(4) + 7 * WAITING,
         entry(size_of::<Ah>()),
     ],
-    always: size_of::<Nic>() + ALWAYS,
+    always: size_of::<SoftNic>() + ALWAYS,
 };
 
 /// What a QP takes beside its place: its own structure, the inline bytes of a request, and what

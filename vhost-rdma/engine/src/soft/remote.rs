@@ -3,14 +3,14 @@
 use virtio_rdma_abi::{access, wc_opcode};
 
 use super::mr::Access;
-use super::nic::Nic;
+use super::nic::SoftNic;
 use super::responder::{Opened, same_memory};
 use crate::link::{Nak, Outcome, Owner, Payload, Request};
 use crate::memory::{self, Borrowed};
 use crate::nic::JobKind;
 use crate::nic::budget::cost;
 
-impl Nic {
+impl SoftNic {
     /// The memory that an RDMA or atomic request names, the whole message's on its first piece.
     #[inline]
     pub(super) fn remote(

@@ -14,7 +14,7 @@ use super::engine::{Engine, Execution};
 use super::local::{LocalOperation, Poster, local_operation};
 use super::mr::Access;
 use super::network::View;
-use super::nic::Nic;
+use super::nic::SoftNic;
 use super::nics::Nics;
 use crate::link::{
     Fanout, Flow, Gid, Link as _, NicId, Operation, Outcome, Owner, PIECE, Payload, Request,
@@ -323,7 +323,7 @@ fn request<'a>(
     turn: &Turn,
     flow: &'a Flow,
     wqe: &SqWqe,
-    nic: &Nic,
+    nic: &SoftNic,
     payload: Payload<'a>,
     part: (&Planned, u32, u32),
 ) -> Request<'a> {
@@ -362,7 +362,7 @@ fn request<'a>(
     }
 }
 
-impl Nic {
+impl SoftNic {
     /// Borrows the send queue out of a QP for a turn.
     fn begin_turn(&mut self, qpn: u32, now: Nanos) -> Option<(Turn, Box<SendQueue>)> {
         let qp = self.qps.get_mut(&qpn)?;

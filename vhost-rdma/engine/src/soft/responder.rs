@@ -14,7 +14,7 @@ use virtio_rdma_abi::{Cqe, access, cqe_flags, event, wc_opcode, wc_status};
 use zerocopy::little_endian::{U16, U32, U64};
 
 use super::mr::Access;
-use super::nic::{Nic, NicState, Qp};
+use super::nic::{NicState, Qp, SoftNic};
 use super::waiter::Waiter;
 use crate::link::{
     Flow, GRH_LEN, MAD_LEN, MULTICAST_QPN, Nak, Operation, Outcome, Payload, Request, Responder,
@@ -58,7 +58,7 @@ enum Scatter {
     Source,
 }
 
-impl Responder for Nic {
+impl Responder for SoftNic {
     fn receive(&mut self, request: &Request<'_>) -> Outcome {
         if self.life != NicState::Ready {
             return Outcome::NoAnswer;
@@ -102,7 +102,7 @@ impl Responder for Nic {
     }
 }
 
-impl Nic {
+impl SoftNic {
     /// Delivers to attached QPs that the datagram may reach.
     fn receive_multicast(&mut self, request: &Request<'_>, first: u32, most: u32) -> (u32, bool) {
         // Taken out so that delivering can borrow the NIC; a QP cannot leave meanwhile.

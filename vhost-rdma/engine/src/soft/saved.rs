@@ -18,7 +18,7 @@ use virtio_rdma_abi::event;
 use super::engine::{Engine, Execution};
 use super::mr::{MrTable, SavedKeys};
 use super::network::Networks;
-use super::nic::{Ah, KERNEL, Nic, NicState, Pd, Qp, Srq};
+use super::nic::{Ah, KERNEL, NicState, Pd, Qp, SoftNic, Srq};
 use super::nics::Nics;
 use super::numbers::Qpns;
 use super::qp::{Inbound, SavedInbound};
@@ -186,7 +186,7 @@ impl SavedQp {
     }
 }
 
-impl Nic {
+impl SoftNic {
     /// `None` if there is nothing that a driver could go on with.
     fn save(&self, ready: bool) -> Option<SavedNic> {
         let space = &self.space;
@@ -432,7 +432,7 @@ impl<N: Nics> Execution<'_, N> {
     }
 }
 
-impl Nic {
+impl SoftNic {
     /// Whoever waits for it has another number by now; who is not there waits no more.
     fn rename(&mut self, former: &FxHashMap<NicId, NicId>) {
         self.replace_waiters(|waiter| match waiter.who {
@@ -454,7 +454,7 @@ impl Nic {
 /// Takes what a NIC has in its network and on its shard. An address that is another's by now, or
 /// that it may not use any more, is gone.
 fn claim(
-    nic: &mut Nic,
+    nic: &mut SoftNic,
     networks: &mut Networks,
     own: (&mut Qpns, &mut Ways),
 ) -> Result<(), BadState> {

@@ -5,7 +5,7 @@
 //! ([`crate::nic::dispatch`]), and then goes on as on every backing.
 
 use super::engine::Execution;
-use super::nic::{Nic, Soft};
+use super::nic::{Soft, SoftNic};
 use super::nics::Nics;
 use super::work::SettleCq;
 use crate::link::NicId;
@@ -54,7 +54,7 @@ impl<N: Nics> Execution<'_, N> {
     }
 }
 
-impl Nic {
+impl SoftNic {
     /// Whether a queue pair completes its sends to that CQ and has some. Also what no round has
     /// seen yet is taken in.
     fn is_due(&mut self, qpn: u32, cqn: u32) -> bool {

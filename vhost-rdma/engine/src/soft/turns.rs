@@ -2,7 +2,7 @@
 //! an event ended.
 
 use super::engine::Execution;
-use super::nic::{Nic, NicState};
+use super::nic::{NicState, SoftNic};
 use super::nics::Nics;
 use super::waiter::{Requester, Waiter};
 use super::{Nanos, engine::Engine};
@@ -13,7 +13,7 @@ use crate::nic::timer::Waiting;
 impl Engine {
     /// Takes over whom a NIC wakes.
     #[inline]
-    pub(crate) fn take_wakes(&mut self, nic: &mut Nic) {
+    pub(crate) fn take_wakes(&mut self, nic: &mut SoftNic) {
         if nic.backing.wakes.is_empty() {
             return;
         }

@@ -411,7 +411,7 @@ fn a_command_that_was_overtaken_by_a_memory_change_is_resolved_again() {
 
 /// A registration on an RNIC is made on the thread that asks, between two commands of the engine.
 #[test]
-fn a_command_with_an_errand_is_answered_when_that_is_done() {
+fn a_command_with_a_blocking_job_is_answered_when_that_is_done() {
     let faults = Faults::default();
     let script = faults.clone();
     let opener: Opener = Arc::new(move || {

@@ -1,4 +1,4 @@
-//! A client in guest a, its server in guest b: how a program that is not ours is run and believed.
+//! A client in guest a, its server in guest b: how a third-party program is run and believed.
 //!
 //! Both ends must come to a good end in their time, and both NICs' counters must have grown by the
 //! bytes that the client claims to have moved: data that took another way (TCP beside RDMA is never

@@ -16,7 +16,7 @@ use crate::memory::Borrowed;
 use crate::nic::cq::Cq;
 use crate::nic::receive::{ReceiveRing, Single};
 use crate::soft::mr::Access;
-use crate::soft::nic::{Nic, Qp};
+use crate::soft::nic::{Qp, SoftNic};
 
 /// A receive that is filled, and what its completion tells.
 pub(super) struct Arrival {
@@ -52,7 +52,7 @@ fn count(arrivals: &Arrivals) -> u32 {
 
 /// The ring whose receives a queue pair takes, its own or a shared one, and the ring's domain.
 #[inline]
-fn receives<'a>(peer: &'a Nic, qp: &'a Qp) -> Option<(&'a ReceiveRing, u32)> {
+fn receives<'a>(peer: &'a SoftNic, qp: &'a Qp) -> Option<(&'a ReceiveRing, u32)> {
     match qp.srqn {
         None => Some((qp.receive.as_ref()?, qp.pdn)),
         Some(srqn) => {
@@ -65,7 +65,7 @@ fn receives<'a>(peer: &'a Nic, qp: &'a Qp) -> Option<(&'a ReceiveRing, u32)> {
 /// The receive behind these, if a send of `len` bytes may fill it, and its memory.
 #[inline]
 pub(super) fn open<'a>(
-    peer: &'a Nic,
+    peer: &'a SoftNic,
     qp: &'a Qp,
     (before, len): (&Arrivals, u32),
 ) -> Option<(Single, Borrowed<'a>)> {
@@ -81,14 +81,14 @@ pub(super) fn open<'a>(
 
 /// Whether the completion of one more of these surely finds its place.
 #[inline]
-pub(super) fn have_room(arrivals: &Arrivals, peer: &Nic, qp: &Qp) -> bool {
+pub(super) fn have_room(arrivals: &Arrivals, peer: &SoftNic, qp: &Qp) -> bool {
     let room = peer.cqs.get(qp.recv_cqn as usize).map_or(0, Cq::room);
     arrivals.len() < room as usize
 }
 
 /// Has the processor fetch the next receive, while bytes are copied.
 #[inline]
-pub(super) fn fetch(arrivals: &Arrivals, peer: &Nic, qp: &Qp) {
+pub(super) fn fetch(arrivals: &Arrivals, peer: &SoftNic, qp: &Qp) {
     if let (false, Some((ring, _))) = (arrivals.is_empty(), receives(peer, qp)) {
         ring.fetch(count(arrivals));
     }
@@ -96,7 +96,7 @@ pub(super) fn fetch(arrivals: &Arrivals, peer: &Nic, qp: &Qp) {
 
 /// Takes the receives, and tells of them.
 #[inline]
-pub(super) fn complete(turn: &Turn, peer: &mut Nic, arrivals: &Arrivals) {
+pub(super) fn complete(turn: &Turn, peer: &mut SoftNic, arrivals: &Arrivals) {
     let qpn = turn.flow.dest_qpn;
     let Some(qp) = peer.qps.get_mut(&qpn) else { return };
     let (cqn, ctx, srqn) = (qp.recv_cqn, qp.ctx, qp.srqn);

@@ -9,9 +9,9 @@ use crate::link::Operation;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::qp::{Kind, SendQueue, State};
 use crate::nic::shape::failed_send;
-use crate::soft::nic::Nic;
+use crate::soft::nic::SoftNic;
 
-impl Nic {
+impl SoftNic {
     /// The current work request succeeded: `what` is its completion's opcode and length.
     pub(super) fn send_done(&mut self, turn: &Turn, send: &mut SendQueue, what: (u8, u32)) {
         let Some(wqe) = send.current else { return };

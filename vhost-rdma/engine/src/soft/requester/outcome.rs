@@ -6,7 +6,7 @@ use crate::link::{Awaited, Nak, NicId, Outcome, Owner, Token};
 use crate::nic::qp::{Kind, SendQueue, Wait};
 use crate::nic::timer::{self, Waiting};
 use crate::soft::engine::Execution;
-use crate::soft::nic::Nic;
+use crate::soft::nic::SoftNic;
 use crate::soft::nics::Nics;
 use crate::soft::{Nanos, mirror};
 use virtio_rdma_abi::wc_status;
@@ -211,7 +211,7 @@ impl<N: Nics> Execution<'_, N> {
     }
 }
 
-impl Nic {
+impl SoftNic {
     fn retries_exceeded(&mut self, qpn: u32) {
         if let Some((turn, mut send)) = self.begin_turn(qpn, 0) {
             self.send_failed(&turn, &mut send, wc_status::RETRY_EXC_ERR);

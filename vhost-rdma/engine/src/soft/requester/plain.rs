@@ -29,7 +29,7 @@ use crate::nic::qp::{Kind, SendQueue, State};
 use crate::nic::receive::Single;
 use crate::soft::engine::Execution;
 use crate::soft::mr::Access;
-use crate::soft::nic::{Nic, NicState, Qp};
+use crate::soft::nic::{NicState, Qp, SoftNic};
 use crate::soft::nics::Nics;
 
 /// Bytes from which a copy takes longer than what comes from another processor's cache.
@@ -81,7 +81,7 @@ impl Plain {
 
 /// The queue pair at the peer that takes what this one sends.
 #[inline]
-pub(super) fn receiver<'a>(turn: &Turn, peer: &'a Nic) -> Option<&'a Qp> {
+pub(super) fn receiver<'a>(turn: &Turn, peer: &'a SoftNic) -> Option<&'a Qp> {
     if peer.life != NicState::Ready {
         return None;
     }
@@ -180,7 +180,7 @@ struct Told {
 fn move_streak(
     turn: &Turn,
     send: &SendQueue,
-    (nic, peer): (&Nic, &Nic),
+    (nic, peer): (&SoftNic, &SoftNic),
     most: u32,
 ) -> Option<Streak> {
     let qp = receiver(turn, peer)?;
@@ -243,7 +243,7 @@ type Sides<'a> = (Borrowed<'a>, Borrowed<'a>);
 #[inline]
 fn fills<'a>(
     turn: &Turn,
-    (nic, peer, qp): (&'a Nic, &'a Nic, &'a Qp),
+    (nic, peer, qp): (&'a SoftNic, &'a SoftNic, &'a Qp),
     sge: &Sge,
     (streak, len): (&Streak, u32),
 ) -> Option<(Sides<'a>, Single)> {
@@ -256,7 +256,7 @@ fn fills<'a>(
 #[inline]
 fn sides<'a>(
     turn: &Turn,
-    (nic, peer, qp): (&'a Nic, &'a Nic, &Qp),
+    (nic, peer, qp): (&'a SoftNic, &'a SoftNic, &Qp),
     (wqe, sge): (&SqWqe, &Sge),
     plain: &Plain,
 ) -> Option<Sides<'a>> {

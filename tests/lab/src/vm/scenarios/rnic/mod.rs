@@ -92,7 +92,7 @@ ip -6 addr flush dev eth0 to fd00:1::/64
 ip addr add 10.0.0.200/24 dev eth0
 ";
 
-/// The programs of virtual guests that peers which are not ours talk to.
+/// The programs of virtual guests that third-party hosts talk to.
 pub(super) fn peers(cache: &Cache) -> Result<Vec<PathBuf>> {
     Ok(suite::virtual_guest(cache, false)?.1)
 }
