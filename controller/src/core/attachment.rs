@@ -8,48 +8,29 @@ use std::collections::BTreeMap;
 
 use vhost_rdma_cluster_api::GROUP;
 
-use super::World;
 use super::node::usable;
 use super::write::{Plan, Write};
+use super::{Attachment, World};
 
 /// Why there are no definitions: the cluster does not know the kind.
 pub const NO_ATTACHMENTS: &str =
     "the cluster has no NetworkAttachmentDefinition (Multus is not installed): none are made";
 
-/// A definition as far as the controller cares.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Attachment {
-    /// Its name, which is the pool's.
-    pub name: String,
-    /// The CNI configuration.
-    pub config: String,
-    /// The resource that pods ask for.
-    pub resource: String,
-    /// Whether the controller made it.
-    pub managed: bool,
-    /// Its UID.
-    pub uid: String,
-}
-
-impl Attachment {
-    fn of(pool: &str, network: &str) -> Self {
-        // Sorted: the same text at each look.
-        let config: BTreeMap<&str, serde_json::Value> = BTreeMap::from([
-            ("cniVersion", "1.0.0".into()),
-            ("name", network.into()),
-            ("type", "vhost-rdma-cni".into()),
-            (
-                "capabilities",
-                serde_json::json!({"CNIDeviceInfoFile": true, "ips": true, "mac": true}),
-            ),
-        ]);
-        Self {
-            name: pool.to_owned(),
-            config: serde_json::json!(config).to_string(),
-            resource: format!("{GROUP}/{pool}"),
-            managed: true,
-            uid: String::new(),
-        }
+/// What a pool's definition should be.
+fn wanted(pool: &str, network: &str) -> Attachment {
+    // Sorted: the same text at each look.
+    let config: BTreeMap<&str, serde_json::Value> = BTreeMap::from([
+        ("cniVersion", "1.0.0".into()),
+        ("name", network.into()),
+        ("type", "vhost-rdma-cni".into()),
+        ("capabilities", serde_json::json!({"CNIDeviceInfoFile": true, "ips": true, "mac": true})),
+    ]);
+    Attachment {
+        name: pool.to_owned(),
+        config: serde_json::json!(config).to_string(),
+        resource: format!("{GROUP}/{pool}"),
+        managed: true,
+        uid: String::new(),
     }
 }
 
@@ -68,7 +49,7 @@ pub(super) fn plan(world: &World, pool: &str) -> Plan {
         (None, None) => Plan::default(),
         (Some(found), None) => vec![Write::DeleteAttachment(found.clone())].into(),
         (found, Some(name)) => {
-            let wanted = Attachment::of(pool, name);
+            let wanted = wanted(pool, name);
             let same =
                 found.is_some_and(|f| f.config == wanted.config && f.resource == wanted.resource);
             if same { Plan::default() } else { vec![Write::ApplyAttachment(wanted)].into() }

@@ -8,9 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use vhost_rdma_cluster_api::{RdmaNode, RdmaNodePolicy, RdmaNodeStatus, RdmaTenant, Usage};
+use vhost_rdma_cluster_api::{
+    NicStatus, RdmaNode, RdmaNodePolicy, RdmaNodeSpec, RdmaNodeStatus, RdmaTenant, Usage,
+};
 
-use super::node::is_outdated;
+/// Whether the NIC is not what the node should make now.
+pub(super) fn is_outdated(spec: &RdmaNodeSpec, nic: &NicStatus) -> bool {
+    !spec.pools.iter().any(|pool| pool.name == nic.pool && pool.revision == nic.revision)
+}
 
 /// A set of values for each key; a key without values is not there.
 #[derive(Debug, Clone)]

@@ -25,6 +25,7 @@ mod attachment;
 mod authority;
 mod blocks;
 mod condition;
+mod hosted;
 mod index;
 mod network;
 mod nic;
@@ -44,9 +45,11 @@ mod write;
 use std::time::Duration;
 
 pub use admission::{Answer, Asks, Leaving};
-pub use attachment::{Attachment, NO_ATTACHMENTS};
+pub use attachment::NO_ATTACHMENTS;
 pub use node::{effective_pools, render};
-pub use object::{Authority, Claim, Kind, NamespaceInfo, NodeInfo, Object, Request, Roots};
+pub use object::{
+    Attachment, Authority, Claim, Kind, NamespaceInfo, NodeInfo, Object, Request, Roots,
+};
 pub use peers::{Board, Concerned, Entry, News};
 pub use world::World;
 pub use write::{Guard, Key, Plan, Proof, Step, Write};

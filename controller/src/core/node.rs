@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{
-    NetworkBacking, NicStatus, NodeBlock, NodeNetwork, NodePool, NodeTenant, PolicyPool,
-    RdmaNetwork, RdmaNicClassSpec, RdmaNode, RdmaNodeSpec,
+    NetworkBacking, NodeBlock, NodeNetwork, NodePool, NodeTenant, PolicyPool, RdmaNetwork,
+    RdmaNicClassSpec, RdmaNode, RdmaNodeSpec,
 };
 
+use super::index::is_outdated;
 use super::write::{Guard, Plan, Write};
 use super::{Mono, Settings, World, blocks, digest};
 
@@ -177,11 +178,6 @@ fn revision(network: &RdmaNetwork, nic: &RdmaNicClassSpec) -> String {
         fixed.push("processes".into());
     }
     format!("{:016x}", digest(&fixed.to_string()))
-}
-
-/// Whether the NIC is not what the node should make now.
-pub(super) fn is_outdated(spec: &RdmaNodeSpec, nic: &NicStatus) -> bool {
-    !spec.pools.iter().any(|pool| pool.name == nic.pool && pool.revision == nic.revision)
 }
 
 /// IDs whose pods are to move: only while the policy's rollout has come to this node.

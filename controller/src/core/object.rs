@@ -8,7 +8,6 @@ use vhost_rdma_cluster_api::{
     RdmaTenant,
 };
 
-use super::Attachment;
 use crate::pki::{Asked, Root};
 
 /// A node of the cluster, as far as the controller cares.
@@ -22,6 +21,21 @@ pub struct NodeInfo {
     pub ready: bool,
     /// Addresses that its kubelet says it has.
     pub addresses: BTreeSet<IpAddr>,
+}
+
+/// A network attachment definition, as far as the controller cares.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Attachment {
+    /// Its name, which is the pool's.
+    pub name: String,
+    /// The CNI configuration.
+    pub config: String,
+    /// The resource that pods ask for.
+    pub resource: String,
+    /// Whether the controller made it.
+    pub managed: bool,
+    /// Its UID.
+    pub uid: String,
 }
 
 /// A namespace, as far as the controller cares.

@@ -12,8 +12,8 @@ use vhost_rdma_cluster_api::{
     RdmaNode, RdmaNodePolicy, RdmaTenant,
 };
 
+use super::hosted::{self, Changed};
 use super::index::Index;
-use super::peers::{self, Changed};
 use super::ranges::Ranges;
 use super::wishes::Wishes;
 use super::{
@@ -455,7 +455,7 @@ impl World {
         } else {
             self.gone.remove(name);
         }
-        if peers::differs(self.rdma_nodes.get(name), new.as_ref()) {
+        if hosted::differs(self.rdma_nodes.get(name), new.as_ref()) {
             self.peers.nodes.insert(name.to_owned());
         }
         let same_nics = nics(self.rdma_nodes.get(name)) == nics(new.as_ref());

@@ -22,17 +22,18 @@
 //! There is no asynchronous runtime here: the binary must stay small, and [`call`] is three
 //! blocking system calls.
 
+mod attachment;
 mod call;
 mod checkpoint;
 mod message;
 mod nic;
 mod record;
 
+pub use attachment::{AttachedNic, Attachment, Pod};
 pub use call::{CallError, MESSAGE_MAX, call, decode, encode, read_message};
 pub use checkpoint::{CHECKPOINT, Checkpoint, checkpoint};
 pub use message::{
-    Attach, Attached, AttachedNic, Attachment, Detach, Detached, Fault, FaultKind, Gc, Intend, Pod,
-    Reply, Request, Target,
+    Attach, Attached, Detach, Detached, Fault, FaultKind, Gc, Intend, Reply, Request, Target,
 };
 pub use nic::{Companion, Kind, NetnsMode, Nic, Personality};
 pub use record::{Checked, DeviceStatus, Live, PoolStatus, Record, State, Status, Step};

@@ -2,28 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Checked, Nic, Record, Status, Step};
-
-/// A pod as the runtime names it (`K8S_POD_*` in `CNI_ARGS`).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-pub struct Pod {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its UID; not every runtime tells it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uid: Option<String>,
-}
-
-/// One attachment as CNI identifies it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Attachment {
-    /// `CNI_CONTAINERID`: the pod's sandbox.
-    pub container_id: String,
-    /// `CNI_IFNAME`.
-    pub if_name: String,
-}
+use crate::{AttachedNic, Attachment, Checked, Nic, Pod, Record, Status, Step};
 
 /// Asks for the NICs that one `ADD` has to attach, and writes down that this was asked.
 ///
@@ -63,26 +42,6 @@ pub struct Intend {
     pub nic: String,
     /// In the order in which they will be done.
     pub steps: Vec<Step>,
-}
-
-/// What became of one NIC.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct AttachedNic {
-    /// Its ID.
-    pub nic: String,
-    /// The interface in the pod: the companion tap, the VF's netdev. Absent: there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub if_name: Option<String>,
-    /// The interface's MAC address.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mac: Option<String>,
-    /// Addresses from IPAM in CIDR form. A pool with `addresses: ipam` lets the NIC use these and
-    /// no others.
-    #[serde(default)]
-    pub addresses: Vec<String>,
-    /// The RDMA device in the pod.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rdma_device: Option<String>,
 }
 
 /// `ADD` succeeded.

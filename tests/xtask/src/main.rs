@@ -37,11 +37,11 @@ mod columns;
 mod figures;
 mod links;
 mod modules;
-
 mod results;
 mod spec;
 mod steps;
 mod test;
+mod twice;
 mod wheels;
 
 use std::path::PathBuf;

@@ -3,15 +3,13 @@
 //! Among the modules of one folder, each taken together with all that is below it, no two name each
 //! other, not even by way of others: data flows one way, and each can be read with what it names
 //! and nothing else. A folder's own file (`mod.rs`, or the file of its name) is the face of those
-//! below it, and may be named by them and name them.
-//!
-//! And what is the same in both backings is written once: no [`EQUAL`] lines in a row stand in
-//! `soft/` and in `rnic/`.
+//! below it, and may be named by them and name them. What it only passes on (`pub use`, or a `use`
+//! that those below see) counts as named where it is: so does what any other module passes on.
 //!
 //! Sources are read as syntax. What stands in tests alone is not looked at, nor is what a macro
 //! makes; a name in a macro's argument is seen if a `use` brings it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -36,18 +34,32 @@ const CRATES: [&str; 14] = [
     "device-plugin/src",
     "device-plugin/api/src",
 ];
-/// The two backings.
-const BACKINGS: [&str; 2] = ["vhost-rdma/engine/src/soft", "vhost-rdma/rnic/src"];
-/// So many lines in a row, equal in both, are one function too many.
-const EQUAL: usize = 6;
+/// More names than any path goes through; one that goes on names itself.
+const HOPS: usize = 16;
 
 /// A module's name below its crate; the crate itself has none.
-type Module = Vec<String>;
+pub(crate) type Module = Vec<String>;
 /// Which modules of a folder a module names.
 type Names = BTreeMap<String, BTreeSet<String>>;
+/// All modules of a crate.
+type Modules = BTreeMap<Module, Source>;
 
-/// Whether no modules go round in a circle and nothing is written twice; what does goes to standard
-/// error.
+/// What one module says.
+#[derive(Default)]
+struct Source {
+    /// How much of its name is its file's: the rest is a module within that.
+    file: usize,
+    /// The paths in it, from the crate on.
+    paths: BTreeSet<Module>,
+    /// What its `use` items bring, by the names that they have here.
+    brings: BTreeMap<String, BTreeSet<Module>>,
+    /// Of what a `use` brings all names.
+    brings_all: BTreeSet<Module>,
+    /// What is made in it.
+    items: BTreeSet<String>,
+}
+
+/// Whether no modules go round in a circle; those that do go to standard error.
 pub(crate) fn check(root: &Path) -> Result<bool> {
     let mut wrong = Vec::new();
     for name in CRATES {
@@ -55,14 +67,12 @@ pub(crate) fn check(root: &Path) -> Result<bool> {
         anyhow::ensure!(!modules.is_empty(), "{name} has no module");
         wrong.extend(circles(&modules).into_iter().map(|circle| format!("{name}: {circle}")));
     }
-    let [soft, rnic] = BACKINGS.map(|name| lines(&root.join(name)));
-    wrong.extend(equal(&soft?, &rnic?));
     wrong.iter().for_each(|line| eprintln!("error: {line}"));
     Ok(wrong.is_empty())
 }
 
 /// The sources below a folder, and each one's module.
-fn sources(folder: &Path) -> Result<Vec<(Module, PathBuf)>> {
+pub(crate) fn sources(folder: &Path) -> Result<Vec<(Module, PathBuf)>> {
     let mut found = Vec::new();
     let mut folders = vec![(Module::new(), folder.to_owned())];
     while let Some((module, folder)) = folders.pop() {
@@ -85,70 +95,95 @@ fn sources(folder: &Path) -> Result<Vec<(Module, PathBuf)>> {
     Ok(found)
 }
 
-/// Each module with the paths that it names, but for those of tests.
-fn read(folder: &Path) -> Result<BTreeMap<Module, BTreeSet<Module>>> {
-    let mut all = BTreeMap::new();
-    let mut tests = BTreeSet::new();
+/// Each module and what it says, but for those of tests.
+fn read(folder: &Path) -> Result<Modules> {
+    let mut reader = Reader::default();
     for (module, path) in sources(folder)? {
         let file = syn::parse_file(&fs::read_to_string(&path)?);
         let file = file.with_context(|| path.display().to_string())?;
-        let mut reader = Reader { module: module.clone(), named: BTreeSet::new(), tests: vec![] };
+        reader.file = module.len();
+        reader.module = module;
+        reader.source();
         reader.visit_file(&file);
-        tests.extend(reader.tests);
-        all.entry(module).or_insert_with(BTreeSet::new).extend(reader.named);
     }
-    all.retain(|module, _| !(1..=module.len()).any(|len| tests.contains(&module[..len])));
-    Ok(all)
+    let Reader { mut modules, tests, .. } = reader;
+    modules.retain(|module, _| !(1..=module.len()).any(|len| tests.contains(&module[..len])));
+    Ok(modules)
 }
 
-/// Reads one module.
+/// Reads one module after the other.
+#[derive(Default)]
 struct Reader {
+    modules: Modules,
+    /// Modules of tests.
+    tests: BTreeSet<Module>,
+    /// The one that is read, and how much of its name is its file's.
     module: Module,
-    named: BTreeSet<Module>,
-    /// Modules of tests that it declares.
-    tests: Vec<Module>,
+    file: usize,
 }
 
 impl Reader {
-    /// Takes note of a path that begins in this crate.
-    fn name(&mut self, path: &[String]) {
+    fn source(&mut self) -> &mut Source {
+        let source = self.modules.entry(self.module.clone()).or_default();
+        source.file = self.file;
+        source
+    }
+
+    /// A path from the crate on. One that begins with another name goes on from this module: what
+    /// has that name here is found when all are read, or is another crate's.
+    fn whole(&self, path: &[String]) -> Module {
+        let mut module = self.module.clone();
         let mut rest = path;
-        let mut module = match rest.first().map(String::as_str) {
-            Some("crate") => Module::new(),
-            Some("self" | "super") => self.module.clone(),
-            // A sibling is named by `super`; what stands below is of no interest.
-            _ => return,
-        };
         while let Some(first) = rest.first() {
             match first.as_str() {
+                "crate" => module.clear(),
                 "super" => drop(module.pop()),
-                "self" | "crate" => {}
+                "self" => {}
                 _ => break,
             }
             rest = &rest[1..];
         }
         module.extend(rest.iter().cloned());
-        self.named.insert(module);
+        module
+    }
+
+    /// Takes note of a path.
+    fn path(&mut self, path: &[String]) -> Module {
+        let path = self.whole(path);
+        self.source().paths.insert(path.clone());
+        path
+    }
+
+    fn brings(&mut self, path: &[String], name: &str) {
+        let path = self.path(path);
+        self.source().brings.entry(name.to_owned()).or_default().insert(path);
     }
 
     fn tree(&mut self, before: &mut Vec<String>, tree: &UseTree) {
-        match tree {
-            UseTree::Path(path) => {
-                before.push(path.ident.to_string());
-                self.tree(before, &path.tree);
-                before.pop();
+        let ident = match tree {
+            UseTree::Path(path) => &path.ident,
+            UseTree::Name(name) => &name.ident,
+            UseTree::Rename(name) => &name.ident,
+            UseTree::Group(group) => {
+                return group.items.iter().for_each(|item| self.tree(before, item));
             }
-            UseTree::Group(group) => group.items.iter().for_each(|item| self.tree(before, item)),
-            UseTree::Name(_) | UseTree::Rename(_) | UseTree::Glob(_) => {
-                let mut path = before.clone();
-                match tree {
-                    UseTree::Name(name) => path.push(name.ident.to_string()),
-                    UseTree::Rename(name) => path.push(name.ident.to_string()),
-                    _ => {}
-                }
-                self.name(&path);
+            UseTree::Glob(_) => {
+                let path = self.path(before);
+                self.source().brings_all.insert(path);
+                return;
+            }
+        };
+        before.push(ident.to_string());
+        match tree {
+            UseTree::Path(path) => self.tree(before, &path.tree),
+            UseTree::Rename(name) => self.brings(before, &name.rename.to_string()),
+            // `use a::{self}` brings `a`.
+            _ => {
+                let name = before.iter().rev().find(|name| *name != "self").cloned();
+                self.brings(before, &name.unwrap_or_default());
             }
         }
+        before.pop();
     }
 }
 
@@ -166,21 +201,30 @@ fn is_of_tests(attrs: &[Attribute]) -> bool {
 
 impl<'a> Visit<'a> for Reader {
     fn visit_item(&mut self, item: &'a Item) {
-        let attrs = match item {
-            Item::Fn(item) => &item.attrs,
-            Item::Impl(item) => &item.attrs,
-            Item::Mod(item) => &item.attrs,
-            Item::Static(item) => &item.attrs,
-            Item::Struct(item) => &item.attrs,
-            Item::Use(item) => &item.attrs,
+        let (attrs, name) = match item {
+            Item::Const(item) => (&item.attrs, Some(&item.ident)),
+            Item::Enum(item) => (&item.attrs, Some(&item.ident)),
+            Item::Fn(item) => (&item.attrs, Some(&item.sig.ident)),
+            Item::Impl(item) => (&item.attrs, None),
+            Item::Macro(item) => (&item.attrs, item.ident.as_ref()),
+            Item::Mod(item) => (&item.attrs, Some(&item.ident)),
+            Item::Static(item) => (&item.attrs, Some(&item.ident)),
+            Item::Struct(item) => (&item.attrs, Some(&item.ident)),
+            Item::Trait(item) => (&item.attrs, Some(&item.ident)),
+            Item::Type(item) => (&item.attrs, Some(&item.ident)),
+            Item::Union(item) => (&item.attrs, Some(&item.ident)),
+            Item::Use(item) => (&item.attrs, None),
             _ => return visit::visit_item(self, item),
         };
         if !is_of_tests(attrs) {
+            if let Some(name) = name {
+                self.source().items.insert(name.to_string());
+            }
             visit::visit_item(self, item);
         } else if let Item::Mod(item) = item {
             let mut module = self.module.clone();
             module.push(item.ident.to_string());
-            self.tests.push(module);
+            self.tests.insert(module);
         }
     }
 
@@ -194,6 +238,7 @@ impl<'a> Visit<'a> for Reader {
     fn visit_item_mod(&mut self, item: &'a ItemMod) {
         if item.content.is_some() {
             self.module.push(item.ident.to_string());
+            self.source();
             visit::visit_item_mod(self, item);
             self.module.pop();
         }
@@ -205,27 +250,81 @@ impl<'a> Visit<'a> for Reader {
 
     fn visit_path(&mut self, path: &'a syn::Path) {
         let segments: Vec<_> = path.segments.iter().map(|part| part.ident.to_string()).collect();
-        self.name(&segments);
+        self.path(&segments);
         visit::visit_path(self, path);
     }
 }
 
+/// How many names of a path are a module's: what is behind it are its items.
+fn module_of(modules: &Modules, path: &[String]) -> usize {
+    (0..=path.len()).rev().find(|len| modules.contains_key(&path[..*len])).unwrap_or(0)
+}
+
+/// Where a path leads, with each module on the way that passes a name on. Ends are paths whose
+/// next name is an item, or nobody's.
+fn follow(modules: &Modules, path: Module, through: &mut BTreeSet<Module>, hops: usize) -> Ends {
+    let len = module_of(modules, &path);
+    let (module, rest) = path.split_at(len);
+    let Some(source) = modules.get(module).filter(|_| hops < HOPS) else { return Ends::new() };
+    through.insert(module[..source.file].to_vec());
+    let Some((name, behind)) = rest.split_first() else { return Ends::from([path]) };
+    let onward = |to: &Module, names: &[String]| {
+        let path: Module = to.iter().chain(names).cloned().collect();
+        // A crate that has the name of what it brings: `use quote::quote`.
+        (!path.starts_with(&[module, std::slice::from_ref(name)].concat())).then_some(path)
+    };
+    let mut ends = Ends::new();
+    if let Some(brought) = source.brings.get(name) {
+        for path in brought.iter().filter_map(|to| onward(to, behind)) {
+            ends.extend(follow(modules, path, through, hops + 1));
+        }
+    } else if !source.items.contains(name) {
+        for to in &source.brings_all {
+            for to in follow(modules, to.clone(), &mut BTreeSet::new(), hops + 1) {
+                // Only who has the name is named by it.
+                let mut by_way = BTreeSet::new();
+                let found = onward(&to, rest).filter(|_| modules.contains_key(&to));
+                let found = found.map(|path| follow(modules, path, &mut by_way, hops + 1));
+                let found = found.unwrap_or_default();
+                if found.iter().any(|end| is_there(modules, end)) {
+                    through.extend(by_way);
+                    ends.extend(found);
+                }
+            }
+        }
+    }
+    if ends.is_empty() {
+        ends.insert(path);
+    }
+    ends
+}
+
+type Ends = BTreeSet<Module>;
+
+/// Whether a path is a module, or an item of one.
+fn is_there(modules: &Modules, path: &[String]) -> bool {
+    let (module, rest) = path.split_at(module_of(modules, path));
+    rest.first().is_none_or(|name| modules[module].items.contains(name))
+}
+
 /// The circles among the modules of each folder, for people.
-fn circles(modules: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<String> {
-    let mut folders: BTreeMap<&[String], Names> = BTreeMap::new();
-    for (module, named) in modules {
-        for path in named {
-            // The module that a path leads to: what is behind it are its items.
-            let len = (0..=path.len()).rev().find(|len| modules.contains_key(&path[..*len]));
-            let to = &path[..len.unwrap_or(0)];
-            let same = module.iter().zip(to).take_while(|(a, b)| a == b).count();
+fn circles(modules: &Modules) -> Vec<String> {
+    let mut folders: BTreeMap<Module, Names> = BTreeMap::new();
+    for (module, source) in modules {
+        let module = &module[..source.file];
+        let mut named = BTreeSet::new();
+        for path in &source.paths {
+            follow(modules, path.clone(), &mut named, 0);
+        }
+        for to in named {
+            let same = module.iter().zip(&to).take_while(|(a, b)| a == b).count();
             if let (Some(from), Some(to)) = (module.get(same), to.get(same)) {
-                let names = folders.entry(&module[..same]).or_default();
+                let names = folders.entry(module[..same].to_vec()).or_default();
                 names.entry(from.clone()).or_default().insert(to.clone());
             }
         }
     }
-    let circle = |(folder, names): (&[String], Names)| {
+    let circle = |(folder, names): (Module, Names)| {
         let circle = names.keys().find_map(|start| way(&names, start, start))?;
         let within = if folder.is_empty() { "the crate".to_owned() } else { folder.join("::") };
         Some(format!("in {within} these name each other: {}", circle.join(" -> ")))
@@ -236,7 +335,7 @@ fn circles(modules: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<String> {
 /// The shortest way from one module to another, by names.
 fn way(names: &Names, from: &str, to: &str) -> Option<Vec<String>> {
     let mut known = BTreeSet::new();
-    let mut ways = std::collections::VecDeque::from([vec![from.to_owned()]]);
+    let mut ways = VecDeque::from([vec![from.to_owned()]]);
     while let Some(so_far) = ways.pop_front() {
         for next in so_far.last().and_then(|last| names.get(last)).into_iter().flatten() {
             let mut on = so_far.clone();
@@ -252,63 +351,19 @@ fn way(names: &Names, from: &str, to: &str) -> Option<Vec<String>> {
     None
 }
 
-/// A line of code, and where it stands.
-type Line = (String, String);
-
-/// The lines of each source below a folder that say anything, but for tests.
-fn lines(folder: &Path) -> Result<Vec<Vec<Line>>> {
-    let mut files = Vec::new();
-    for (module, path) in sources(folder)? {
-        if module.iter().any(|name| name == "tests") {
-            continue;
-        }
-        let text = fs::read_to_string(&path)?;
-        let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-        files.push(telling(code, &module.join("/")));
-    }
-    Ok(files)
-}
-
-/// Lines that are not the same everywhere: no comment, no import, no bracket alone.
-fn telling(code: &str, name: &str) -> Vec<Line> {
-    let numbered = code.lines().map(str::trim).enumerate();
-    let tells = numbered.filter(|(_, line)| {
-        let says = line.chars().any(char::is_alphanumeric);
-        says && !["//", "use ", "pub use ", "mod ", "#["].iter().any(|it| line.starts_with(it))
-    });
-    tells.map(|(n, line)| (line.to_owned(), format!("{name}.rs:{}", n + 1))).collect()
-}
-
-/// Where lines in a row are equal, once for each place.
-fn equal(one: &[Vec<Line>], other: &[Vec<Line>]) -> Vec<String> {
-    let text = |row: &[Line]| row.iter().map(|(line, _)| line.clone()).collect::<Vec<_>>();
-    let rows = |files: &[Vec<Line>]| -> BTreeMap<Vec<String>, String> {
-        let all = files.iter().flat_map(|file| file.windows(EQUAL));
-        all.map(|row| (text(row), row[0].1.clone())).collect()
-    };
-    let (one, other) = (rows(one), rows(other));
-    let both = one.iter().filter_map(|(row, here)| Some((here, other.get(row)?)));
-    let [soft, rnic] = BACKINGS;
-    both.map(|(here, there)| format!("{EQUAL} equal lines: {soft}/{here} and {rnic}/{there}"))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Modules of a crate, from their sources.
-    fn of(sources: &[(&str, &str)]) -> BTreeMap<Module, BTreeSet<Module>> {
-        let folder = std::env::temp_dir().join(format!("modules-{}", std::process::id()));
-        let folder = folder.join(sources[0].0.replace('/', "-") + &sources[0].1.len().to_string());
+    fn of(sources: &[(&str, &str)]) -> Modules {
+        let folder = tempfile::tempdir().unwrap();
         for (name, text) in sources {
-            let path = folder.join(name);
+            let path = folder.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let modules = read(&folder).unwrap();
-        fs::remove_dir_all(&folder).unwrap();
-        modules
+        read(folder.path()).unwrap()
     }
 
     #[test]
@@ -337,16 +392,47 @@ mod tests {
         assert!(!all.contains_key(&vec!["tests".to_owned()]), "tests are not looked at");
     }
 
+    /// What one module of a folder has of the other by way of its face.
+    fn by_way_of(face: &str, a: &str) -> Vec<String> {
+        circles(&of(&[
+            ("lib.rs", "mod folder;"),
+            ("folder/mod.rs", &format!("mod a; mod b; pub struct Face; {face}")),
+            ("folder/a.rs", &format!("pub struct A; {a}")),
+            ("folder/b.rs", "use super::a::A; pub struct B; pub fn make() {} pub mod deep {}"),
+        ]))
+    }
+
     #[test]
-    fn lines_in_a_row_are_found_and_imports_are_none() {
-        let code = "use a;\nlet a = 1;\nb();\n// why\nc();\n}\nd();\ne();\nf();\ng();\n";
-        let [here, there] = ["here", "there"].map(|name| vec![telling(code, name)]);
-        assert_eq!(here[0].len(), 7);
-        let found = equal(&here, &there);
-        assert_eq!(found.len(), 2, "{found:?}");
-        let first = |line: &&String| line.contains("here.rs:2") && line.contains("there.rs:2");
-        assert_eq!(found.iter().filter(first).count(), 1, "{found:?}");
-        let other = vec![telling(&code.replace("d()", "x()"), "there")];
-        assert!(equal(&here, &other).is_empty());
+    fn a_circle_that_a_face_hides_is_found() {
+        let hidden = [
+            ("pub use b::B;", "use super::B;"),
+            ("pub use self::b::{B as C};", "fn f() -> super::C { todo!() }"),
+            ("use b::B;", "use crate::folder::{Face, B};"),
+            ("pub use b::*;", "use super::{B};"),
+            ("pub use b::*;", "use super::*; fn f(_: B) {}"),
+            ("pub use b::make;", "use super::super::folder; fn f() { folder::make() }"),
+            ("pub use b::deep;", "fn f() { super::deep::g() }"),
+            ("mod c { pub use super::b::B; } pub use c::B;", "use super::B;"),
+            ("pub use other::B; use b as other;", "use super::B;"),
+        ];
+        for (face, a) in hidden {
+            let found = by_way_of(face, a);
+            assert_eq!(found, ["in folder these name each other: a -> b -> a"], "{face} {a}");
+        }
+    }
+
+    #[test]
+    fn a_face_and_other_crates_hide_no_circle() {
+        let open = [
+            ("pub use b::B;", "use super::Face;"),
+            ("pub use b::*;", "use super::Face; use super::*;"),
+            ("pub use b::*; pub struct B2;", "use super::{B2, A2};"),
+            ("pub use b::B;", "use make::make; fn f() { make() }"),
+            ("pub use one::other; use other::one;", "use super::{one, other};"),
+            ("pub use b::B; #[cfg(test)] pub use b::make;", "use super::make;"),
+        ];
+        for (face, a) in open {
+            assert!(by_way_of(face, a).is_empty(), "{face} {a}: {:?}", by_way_of(face, a));
+        }
     }
 }

@@ -15,7 +15,7 @@ use lab::scenarios::{
 use lab::{Debian, Kernel, Part, attempt, chart, k8s, node_bench, process};
 
 use crate::steps::Steps;
-use crate::{chores, claims, columns, links, modules, results};
+use crate::{chores, claims, columns, links, modules, results, twice};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -72,7 +72,10 @@ const LINTS: &[(When, &str, Run)] = &[
     (Fast, "claims", |_, _| claims::check(&lab::exec::workspace())),
     (Fast, "columns", |_, _| columns::check(&lab::exec::workspace())),
     (Fast, "links", |_, _| links::check(&lab::exec::workspace())),
-    (Fast, "modules", |_, _| modules::check(&lab::exec::workspace())),
+    (Fast, "modules", |_, _| {
+        let root = lab::exec::workspace();
+        Ok(modules::check(&root)? & twice::check(&root)?)
+    }),
     (Fast, "recorded results", |_, _| results::check(&lab::exec::workspace())),
     (Fast, "cargo-deny", |c, _| chores::deny(c)),
     (Fast, "typos", |c, _| chores::typos(c)),

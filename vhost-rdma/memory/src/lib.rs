@@ -25,6 +25,7 @@
 mod account;
 mod contiguous_mapping;
 mod copy;
+mod fault;
 mod mapping;
 mod maps;
 pub mod ordering;
@@ -43,8 +44,9 @@ mod wide;
 pub use account::{Account, Charge};
 pub use contiguous_mapping::{ContiguousError, ContiguousMapping};
 pub use copy::{compare_swap, copy, fetch_add, read, store, write};
+pub use fault::Fault;
 pub use mapping::{Mapping, MappingError, page_size, unmap_elsewhere};
-pub use page_list::{Fault, PageArray, PageList};
+pub use page_list::{PageArray, PageList};
 pub use ring::Ring;
 pub use saved::SavedMap;
 pub use segment::{Borrowed, Held, Segment, total_len};

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::fault::Fault;
 use super::ring::Ring;
 use super::space::{AddressSpace, Region};
 use super::translation::{Pages, Translation};
@@ -13,17 +14,6 @@ use super::{HostPtr, PAGE_SIZE};
 
 const ENTRIES: u64 = PAGE_SIZE / 8;
 const MAX_LEVELS: u8 = 4;
-
-/// Why a page list was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// An address is outside guest memory or not aligned.
-    Address,
-    /// The list itself is malformed, or too small for what it describes.
-    Shape,
-    /// The guest has more page lists than its memory is worth.
-    Room,
-}
 
 /// A page list as a command carries it.
 #[derive(Clone, Copy, Debug, Default)]

@@ -151,14 +151,12 @@ pub(super) impl Nic {
 
     /// Flushes what the hardware never saw, a bounded number, once it has flushed what it had.
     fn flush(&mut self, qpn: u32) {
-        let mut budget = TURN_FLUSHES;
-        let mut more = self.flush_sends(qpn, &mut budget);
-        if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
-            more |= self.flush_receives(qpn, &mut budget);
-        }
-        if more {
-            self.schedule(qpn);
-        }
+        self.flush_posted(
+            qpn,
+            TURN_FLUSHES,
+            |nic, budget| nic.flush_sends(qpn, budget),
+            |nic, budget| nic.flush_receives(qpn, budget),
+        );
     }
 
     fn flush_sends(&mut self, qpn: u32, budget: &mut u32) -> bool {

@@ -92,7 +92,11 @@ pub(super) fn spec(request: v1::AddNicRequest) -> Result<NicSpec, Error> {
     Ok(NicSpec {
         name: request.name,
         network: Some(request.network).filter(|name| !name.is_empty()),
-        mac: Some(request.mac).filter(|mac| !mac.is_empty()).map(|mac| mac.parse()).transpose()?,
+        mac: Some(request.mac)
+            .filter(|mac| !mac.is_empty())
+            .map(|mac| mac.parse())
+            .transpose()
+            .map_err(node::Error::BadMac)?,
         addresses: addresses(request.addresses)?,
         virtio_id: request.virtio_id,
         comp_vectors: request.comp_vectors,

@@ -1,68 +1,12 @@
 //! The seam between the registry and the device layer.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::error::AttachError;
 use super::{NicConfig, NicStatus, Peer, ProcessStatus, WorkerStatus};
-
-/// Why the device layer cannot serve a NIC, with what to do next.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// Someone else listens on the socket.
-    #[error(
-        "the socket {path} is in use by another process; stop that process, or use another name or \
-         --runtime-dir"
-    )]
-    SocketInUse {
-        /// The socket.
-        path: String,
-    },
-    /// The operating system forbids it.
-    #[error(
-        "no permission to {action}: {source}; run the daemon as a user who may, or choose another \
-         --runtime-dir, owner or group"
-    )]
-    Permission {
-        /// What was tried ("create /run/…").
-        action: String,
-        /// What it said.
-        source: io::Error,
-    },
-    /// Any other fault of the host.
-    #[error("cannot {action}: {source}")]
-    Io {
-        /// What was tried.
-        action: String,
-        /// What it said.
-        source: io::Error,
-    },
-    /// What shall carry the NIC cannot be used.
-    #[error("{0}")]
-    Backing(String),
-    /// The device layer is out of something.
-    #[error("{0}")]
-    Resources(String),
-}
-
-impl AttachError {
-    /// Sorts an I/O error; `action` completes "cannot …".
-    #[must_use]
-    pub fn io(action: impl Into<String>, source: io::Error) -> Self {
-        let action = action.into();
-        match source.kind() {
-            io::ErrorKind::PermissionDenied => Self::Permission { action, source },
-            _ => Self::Io { action, source },
-        }
-    }
-
-    /// Whoever serves NICs does not say what became of one.
-    pub(crate) fn untold() -> Self {
-        Self::Resources("nobody says what became of it; see the daemon's log".to_owned())
-    }
-}
 
 /// A descriptor that outlives this program, and its name.
 pub type Heirloom = (String, OwnedFd);

@@ -2,10 +2,68 @@
 //! messages as they are.
 
 use std::fmt::Write as _;
+use std::io;
 use std::net::IpAddr;
 
-use super::types::VNI_MAX;
-use super::{AttachError, MacAddr};
+use super::backing::BadBacking;
+use super::mac::{BadMac, MacAddr};
+use super::types::{BadGuests, COMP_VECTORS_MAX, SOCKET_PATH_MAX, VNI_MAX};
+
+/// Why the device layer cannot serve a NIC, with what to do next.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Someone else listens on the socket.
+    #[error(
+        "the socket {path} is in use by another process; stop that process, or use another name or \
+         --runtime-dir"
+    )]
+    SocketInUse {
+        /// The socket.
+        path: String,
+    },
+    /// The operating system forbids it.
+    #[error(
+        "no permission to {action}: {source}; run the daemon as a user who may, or choose another \
+         --runtime-dir, owner or group"
+    )]
+    Permission {
+        /// What was tried ("create /run/…").
+        action: String,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Any other fault of the host.
+    #[error("cannot {action}: {source}")]
+    Io {
+        /// What was tried.
+        action: String,
+        /// What it said.
+        source: io::Error,
+    },
+    /// What shall carry the NIC cannot be used.
+    #[error("{0}")]
+    Backing(String),
+    /// The device layer is out of something.
+    #[error("{0}")]
+    Resources(String),
+}
+
+impl AttachError {
+    /// Sorts an I/O error; `action` completes "cannot …".
+    #[must_use]
+    pub fn io(action: impl Into<String>, source: io::Error) -> Self {
+        let action = action.into();
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => Self::Permission { action, source },
+            _ => Self::Io { action, source },
+        }
+    }
+
+    /// Whoever serves NICs does not say what became of one.
+    pub(crate) fn untold() -> Self {
+        Self::Resources("nobody says what became of it; see the daemon's log".to_owned())
+    }
+}
 
 /// A request that the registry or the device layer refused.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +155,7 @@ pub enum Error {
     NoFreeVni,
     /// Not whom a NIC can be for.
     #[error(transparent)]
-    BadGuests(#[from] super::BadGuests),
+    BadGuests(#[from] BadGuests),
     /// A NIC for processes on an RNIC.
     #[error(
         "a NIC for processes cannot be on {backing:?}: only the daemon's own engine serves \
@@ -108,16 +166,8 @@ pub enum Error {
         backing: String,
     },
     /// Malformed.
-    #[error(
-        "MAC address {text:?} is not valid: {why}; write it as 02:00:00:00:00:01, or leave --mac \
-         away to get a free one"
-    )]
-    BadMac {
-        /// As given.
-        text: String,
-        /// The rule that it breaks.
-        why: &'static str,
-    },
+    #[error(transparent)]
+    BadMac(#[from] BadMac),
     /// Used by another NIC of the network.
     #[error(
         "MAC address {mac} belongs to NIC {nic:?} of the same network; choose another, or leave \
@@ -170,10 +220,7 @@ pub enum Error {
         id: u32,
     },
     /// Out of range.
-    #[error(
-        "{vectors} completion vectors are not possible: it must be 1 to {}",
-        super::COMP_VECTORS_MAX
-    )]
+    #[error("{vectors} completion vectors are not possible: it must be 1 to {}", COMP_VECTORS_MAX)]
     BadVectors {
         /// As given.
         vectors: u32,
@@ -189,7 +236,7 @@ pub enum Error {
     },
     /// Not known.
     #[error(transparent)]
-    BadBacking(#[from] super::BadBacking),
+    BadBacking(#[from] BadBacking),
     /// Not an address or prefix.
     #[error(
         "peer {text:?} is not valid: {why}; write an address such as 10.0.0.5 or a prefix such as \
@@ -277,7 +324,7 @@ pub enum Error {
     #[error(
         "the socket path {path} has {length} bytes, a unix socket allows {}; use a shorter NIC \
          name, or a shorter --runtime-dir for the daemon",
-        super::SOCKET_PATH_MAX
+        SOCKET_PATH_MAX
     )]
     PathTooLong {
         /// The path that the NIC would get.

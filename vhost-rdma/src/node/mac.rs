@@ -5,7 +5,18 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::Error;
+/// Text that is no address of a NIC.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "MAC address {text:?} is not valid: {why}; write it as 02:00:00:00:00:01, or leave --mac away \
+     to get a free one"
+)]
+pub struct BadMac {
+    /// As given.
+    pub text: String,
+    /// The rule that it breaks.
+    pub why: &'static str,
+}
 
 /// A unicast Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -29,10 +40,10 @@ impl MacAddr {
 }
 
 impl FromStr for MacAddr {
-    type Err = Error;
+    type Err = BadMac;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |why: &'static str| Error::BadMac { text: text.to_owned(), why };
+    fn from_str(text: &str) -> Result<Self, BadMac> {
+        let bad = |why: &'static str| BadMac { text: text.to_owned(), why };
         let mut octets = [0_u8; 6];
         let mut parts = text.split([':', '-']);
         for octet in &mut octets {
@@ -57,9 +68,9 @@ impl FromStr for MacAddr {
 }
 
 impl TryFrom<String> for MacAddr {
-    type Error = Error;
+    type Error = BadMac;
 
-    fn try_from(text: String) -> Result<Self, Error> {
+    fn try_from(text: String) -> Result<Self, BadMac> {
         text.parse()
     }
 }

@@ -31,17 +31,17 @@ mod registry;
 mod types;
 
 pub use acl::{ACL_MAX, AclEntry, Who};
-pub use backend::{AttachError, Backend, Heirloom, NullBackend, Renewed};
+pub use backend::{Backend, Heirloom, NullBackend, Renewed};
 pub use backing::{Backing, BadBacking};
 pub use dataplane::{Connection, Dataplane, Ending};
-pub use error::Error;
-pub use mac::MacAddr;
+pub use error::{AttachError, Error};
+pub use mac::{BadMac, MacAddr};
 pub use name::{check_name, near};
 pub use peer::{Peer, PeerSource, host_and_port};
 pub use peer_set::{PEERS_MAX, PeerChange, Replaced};
-pub use registry::{NicPatch, NicSpec, Registry, SOCKET_PATH_MAX, Saved};
+pub use registry::{NicPatch, NicSpec, Registry, Saved};
 pub use types::{
     BadGuests, COMP_VECTORS_MAX, Counters, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI,
     Guests, KICK_QUEUES, LimitsPatch, MemoryStatus, NetworkConfig, NicConfig, NicLimits, NicStatus,
-    Objects, ProcessStatus, Session, SocketAccess, VNI_MAX, WorkerStatus,
+    Objects, ProcessStatus, SOCKET_PATH_MAX, Session, SocketAccess, VNI_MAX, WorkerStatus,
 };

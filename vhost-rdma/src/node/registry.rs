@@ -1,6 +1,8 @@
 //! The registry: the one place that knows which networks and NICs exist, and that keeps every rule
 //! about them.
 
+mod peers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,13 +13,9 @@ use super::name::{check_name, near};
 use super::peer_set::PeerSets;
 use super::types::{
     COMP_VECTORS_MAX, DEFAULT_COMP_VECTORS, DEFAULT_NETWORK, DEFAULT_VNI, Guests, LimitsPatch,
-    NetworkConfig, NicConfig, NicLimits, SocketAccess, VNI_MAX,
+    NetworkConfig, NicConfig, NicLimits, SOCKET_PATH_MAX, SocketAccess, VNI_MAX,
 };
 use super::{AclEntry, Backing, Error, MacAddr, Peer};
-
-/// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero
-/// (unix(7)).
-pub const SOCKET_PATH_MAX: usize = 107;
 
 /// What a new NIC is asked to be.
 #[derive(Debug, Clone, Default)]
@@ -84,7 +82,7 @@ pub struct Registry {
     nics_dir: PathBuf,
     networks: BTreeMap<String, NetworkConfig>,
     nics: BTreeMap<String, NicConfig>,
-    pub(super) peers: PeerSets,
+    peers: PeerSets,
     /// The VNI that was last given to a network that named none.
     last_vni: u32,
 }

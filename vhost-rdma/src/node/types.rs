@@ -10,6 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{AclEntry, Backing, MacAddr};
 
+/// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero
+/// (unix(7)).
+pub const SOCKET_PATH_MAX: usize = 107;
+
 /// The network that always exists.
 pub const DEFAULT_NETWORK: &str = "default";
 /// Its virtual network identifier.

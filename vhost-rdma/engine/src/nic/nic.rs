@@ -352,6 +352,25 @@ impl<P: Provider> Nic<P> {
         }
     }
 
+    /// Flushes what is posted on a QP in ERR or SQE, at most so many in one turn: sends, and
+    /// receives of one in ERR, by the backing's functions, which say whether more are left.
+    pub fn flush_posted(
+        &mut self,
+        qpn: u32,
+        most: u32,
+        sends: impl FnOnce(&mut Self, &mut u32) -> bool,
+        receives: impl FnOnce(&mut Self, &mut u32) -> bool,
+    ) {
+        let mut budget = most;
+        let mut more = sends(self, &mut budget);
+        if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
+            more |= receives(self, &mut budget);
+        }
+        if more {
+            self.schedule(qpn);
+        }
+    }
+
     /// Writes a completion. An overrun kills the CQ and every QP on it.
     #[inline]
     pub fn complete(&mut self, cqn: u32, cqe: &mut abi::Cqe, solicited: bool) {

@@ -8,6 +8,9 @@ use crate::link::{Link, LinkKind, VfSettings};
 use crate::rdma::{Device, Port, PortState};
 use crate::{Error, Guid, HardwareAddress, Result};
 
+/// The driver that gives a function to user space.
+pub const VFIO_PCI: &str = "vfio-pci";
+
 /// All functions with SR-IOV.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
@@ -236,7 +239,7 @@ impl Reader<'_> {
         settings: Option<VfSettings>,
     ) -> VirtualFunction {
         let function = self.function(address);
-        let vfio_group = (function.driver.as_deref() == Some(super::VFIO_PCI))
+        let vfio_group = (function.driver.as_deref() == Some(VFIO_PCI))
             .then(|| {
                 let group = self.sysfs.target(address, "iommu_group")?;
                 // In the mode without an IOMMU the node has another name.

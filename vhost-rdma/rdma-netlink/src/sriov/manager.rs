@@ -4,9 +4,9 @@ use serde::Serialize;
 
 use super::PciAddress;
 use super::host::Host;
-use super::inventory::{Inventory, VirtualFunction};
+use super::inventory::{Inventory, VFIO_PCI, VirtualFunction};
 use super::journal::{Claim, Locked, State, Store};
-use super::operation::{Binding, Direction, Driver, Operation, VFIO_PCI, gone};
+use super::operation::{Binding, Direction, Driver, Operation, gone};
 use super::usage::User;
 use crate::link::VfChange;
 use crate::{Error, Result};

@@ -35,8 +35,10 @@ mod fake;
 
 pub use address::PciAddress;
 pub use host::{Host, System};
-pub use inventory::{Function, Inventory, Netdev, PhysicalFunction, RdmaDevice, VirtualFunction};
+pub use inventory::{
+    Function, Inventory, Netdev, PhysicalFunction, RdmaDevice, VFIO_PCI, VirtualFunction,
+};
 pub use journal::{Claim, STATE_DIR};
 pub use manager::{Manager, Outcome, Recovered};
-pub use operation::{Operation, VFIO_PCI};
+pub use operation::Operation;
 pub use usage::User;

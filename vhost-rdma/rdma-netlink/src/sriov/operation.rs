@@ -9,11 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::PciAddress;
 use super::host::Host;
+use super::inventory::VFIO_PCI;
 use crate::link::VfChange;
 use crate::{Error, Result};
-
-/// The driver that gives a function to user space.
-pub const VFIO_PCI: &str = "vfio-pci";
 
 /// Something that is done to a physical function or one of its virtual ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::VFIO_PCI;
-use super::inventory::VirtualFunction;
+use super::inventory::{VFIO_PCI, VirtualFunction};
 use super::sysfs::{self, Sysfs};
 use crate::IpPrefix;
 use crate::link::{Address, Link};

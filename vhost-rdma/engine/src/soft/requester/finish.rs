@@ -50,14 +50,12 @@ impl SoftNic {
 
     /// Flushes a bounded number of what is posted on a QP in ERR or SQE.
     pub(super) fn flush_turn(&mut self, qpn: u32, time: &mut Budget) {
-        let mut budget = TURN_REQUESTS;
-        let mut more = self.flush_sends(qpn, &mut budget, time);
-        if self.qps.get(&qpn).is_some_and(|qp| qp.state == State::Err) {
-            more |= self.flush_receives(qpn, &mut budget);
-        }
-        if more {
-            self.schedule(qpn);
-        }
+        self.flush_posted(
+            qpn,
+            TURN_REQUESTS,
+            |nic, budget| nic.flush_sends(qpn, budget, time),
+            |nic, budget| nic.flush_receives(qpn, budget),
+        );
     }
 
     fn flush_sends(&mut self, qpn: u32, budget: &mut u32, time: &mut Budget) -> bool {
