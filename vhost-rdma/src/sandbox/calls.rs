@@ -200,100 +200,105 @@ const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// Allows a call whose arguments are as said: of each its index, the bits that count, and their
-/// value.
-fn where_bits(
-    rules: &mut Rules,
-    call: i64,
-    arguments: &[(u8, u64, u64)],
-) -> Result<(), seccompiler::BackendError> {
-    let condition = |&(index, mask, value): &(u8, u64, u64)| {
-        let length = SeccompCmpArgLen::Qword;
-        SeccompCondition::new(index, length, SeccompCmpOp::MaskedEq(mask), value)
-    };
-    let conditions = arguments.iter().map(condition).collect::<Result<_, _>>()?;
-    rules.entry(call).or_default().push(SeccompRule::new(conditions)?);
-    Ok(())
+/// Of some of a call's arguments the index, the bits that count, and their value.
+type Arguments = Vec<(u8, u64, u64)>;
+/// What may be called, each with arguments like one of these; without any, with whatever arguments.
+type Allowed = BTreeMap<i64, Vec<Arguments>>;
+
+/// Allows a call whose arguments are as said.
+fn where_bits(allowed: &mut Allowed, call: i64, arguments: &[(u8, u64, u64)]) {
+    allowed.entry(call).or_default().push(arguments.to_vec());
 }
 
 /// Options of sockets, by level and name.
-fn may_set(
-    rules: &mut Rules,
-    options: &[(libc::c_int, libc::c_int)],
-) -> Result<(), seccompiler::BackendError> {
+fn may_set(allowed: &mut Allowed, options: &[(libc::c_int, libc::c_int)]) {
     let word = u64::from(u32::MAX);
     for (level, option) in options {
         let arguments = [(1, word, *level as u64), (2, word, *option as u64)];
-        where_bits(rules, libc::SYS_setsockopt, &arguments)?;
+        where_bits(allowed, libc::SYS_setsockopt, &arguments);
     }
-    Ok(())
 }
 
-fn rules(profile: Profile) -> Result<Rules, seccompiler::BackendError> {
+fn allowed(profile: Profile) -> Allowed {
     let word = u64::from(u32::MAX);
-    let mut rules: Rules = PLAIN.iter().chain(OLD).map(|(call, _)| (*call, Vec::new())).collect();
+    let mut allowed: Allowed =
+        PLAIN.iter().chain(OLD).map(|(call, _)| (*call, Vec::new())).collect();
     if profile != Profile::Soft {
-        rules.extend(DEVICES.iter().chain(OLD_DEVICES).map(|(call, _)| (*call, Vec::new())));
-        where_bits(&mut rules, libc::SYS_ioctl, &[(1, GROUP, RDMA)])?;
+        allowed.extend(DEVICES.iter().chain(OLD_DEVICES).map(|(call, _)| (*call, Vec::new())));
+        where_bits(&mut allowed, libc::SYS_ioctl, &[(1, GROUP, RDMA)]);
         let (domain, protocol) = (NETLINK.0 as u64, NETLINK.1 as u64);
         let arguments = [(0, word, domain), (1, KIND, libc::SOCK_RAW as u64), (2, word, protocol)];
-        where_bits(&mut rules, libc::SYS_socket, &arguments)?;
+        where_bits(&mut allowed, libc::SYS_socket, &arguments);
         for option in OPTIONS {
             let arguments = [(1, word, libc::SOL_SOCKET as u64), (2, word, option as u64)];
-            where_bits(&mut rules, libc::SYS_setsockopt, &arguments)?;
+            where_bits(&mut allowed, libc::SYS_setsockopt, &arguments);
         }
-        where_bits(&mut rules, libc::SYS_setsockopt, &[(1, word, libc::SOL_NETLINK as u64)])?;
+        where_bits(&mut allowed, libc::SYS_setsockopt, &[(1, word, libc::SOL_NETLINK as u64)]);
     }
     if profile == Profile::Rnic {
-        may_set(&mut rules, &MEMBERSHIPS)?;
+        may_set(&mut allowed, &MEMBERSHIPS);
     }
     if profile == Profile::Outside {
-        rules.extend(NETWORK.iter().map(|(call, _)| (*call, Vec::new())));
+        allowed.extend(NETWORK.iter().map(|(call, _)| (*call, Vec::new())));
         for (family, kind) in FAMILIES.into_iter().flat_map(|f| KINDS.map(|kind| (f, kind))) {
             let arguments = [(0, word, family as u64), (1, KIND, kind as u64)];
-            where_bits(&mut rules, libc::SYS_socket, &arguments)?;
+            where_bits(&mut allowed, libc::SYS_socket, &arguments);
         }
-        may_set(&mut rules, &INTERNET_OPTIONS)?;
+        may_set(&mut allowed, &INTERNET_OPTIONS);
         for control in INTERNET_CONTROLS {
-            where_bits(&mut rules, libc::SYS_ioctl, &[(1, word, control)])?;
+            where_bits(&mut allowed, libc::SYS_ioctl, &[(1, word, control)]);
         }
         // To whom it likes, as it connects to whom it likes.
-        rules.insert(libc::SYS_sendto, Vec::new());
+        allowed.insert(libc::SYS_sendto, Vec::new());
     }
     let exec = libc::PROT_EXEC as u64;
-    where_bits(&mut rules, libc::SYS_mmap, &[(2, exec, 0)])?;
-    where_bits(&mut rules, libc::SYS_mprotect, &[(2, exec, 0)])?;
+    where_bits(&mut allowed, libc::SYS_mmap, &[(2, exec, 0)]);
+    where_bits(&mut allowed, libc::SYS_mprotect, &[(2, exec, 0)]);
     // A thread of this process: no other process, no namespace.
     let thread = libc::CLONE_THREAD as u64;
     let looked_at = thread | u64::from(NAMESPACES.cast_unsigned());
-    where_bits(&mut rules, libc::SYS_clone, &[(0, looked_at, thread)])?;
+    where_bits(&mut allowed, libc::SYS_clone, &[(0, looked_at, thread)]);
     // The name of a thread; nothing else of prctl(2).
-    where_bits(&mut rules, libc::SYS_prctl, &[(0, word, libc::PR_SET_NAME as u64)])?;
+    where_bits(&mut allowed, libc::SYS_prctl, &[(0, word, libc::PR_SET_NAME as u64)]);
     // Its own limits, to be read: the new ones are at no address.
-    where_bits(&mut rules, libc::SYS_prlimit64, &[(0, word, 0), (2, u64::MAX, 0)])?;
+    where_bits(&mut allowed, libc::SYS_prlimit64, &[(0, word, 0), (2, u64::MAX, 0)]);
     // abort(3) signals its own process.
     let own = u64::from(std::process::id());
-    where_bits(&mut rules, libc::SYS_tgkill, &[(0, word, own)])?;
+    where_bits(&mut allowed, libc::SYS_tgkill, &[(0, word, own)]);
     // A pair is connected to nobody else.
     for kind in PAIRS {
         let kind = u64::from(kind.cast_unsigned());
         let arguments = [(0, word, libc::AF_UNIX as u64), (1, KIND, kind)];
-        where_bits(&mut rules, libc::SYS_socketpair, &arguments)?;
+        where_bits(&mut allowed, libc::SYS_socketpair, &arguments);
     }
     // To whoever the socket is connected to: no address.
     if profile != Profile::Outside {
-        where_bits(&mut rules, libc::SYS_sendto, &[(4, u64::MAX, 0)])?;
+        where_bits(&mut allowed, libc::SYS_sendto, &[(4, u64::MAX, 0)]);
     }
     for command in FCNTL {
         let command = u64::from(command.cast_unsigned());
-        where_bits(&mut rules, libc::SYS_fcntl, &[(1, word, command)])?;
+        where_bits(&mut allowed, libc::SYS_fcntl, &[(1, word, command)]);
     }
-    Ok(rules)
+    allowed
 }
 
-/// The names of all that may be called, with whatever arguments: what the filter has rules for.
+fn rules(profile: Profile) -> Result<Rules, seccompiler::BackendError> {
+    let condition = |&(index, mask, value): &(u8, u64, u64)| {
+        let length = SeccompCmpArgLen::Qword;
+        SeccompCondition::new(index, length, SeccompCmpOp::MaskedEq(mask), value)
+    };
+    let rule = |arguments: &Arguments| {
+        SeccompRule::new(arguments.iter().map(condition).collect::<Result<_, _>>()?)
+    };
+    let rules = |(call, ways): (i64, Vec<Arguments>)| {
+        Ok((call, ways.iter().map(rule).collect::<Result<_, _>>()?))
+    };
+    allowed(profile).into_iter().map(rules).collect()
+}
+
+/// All that may be called, by name: with which arguments, or with any.
 #[cfg(test)]
-pub(super) fn names(profile: Profile) -> std::collections::BTreeSet<&'static str> {
+pub(super) fn named(profile: Profile) -> BTreeMap<&'static str, Vec<Arguments>> {
     const LOOKED_AT: &[Call] = calls![
         SYS_mmap,
         SYS_mprotect,
@@ -309,11 +314,17 @@ pub(super) fn names(profile: Profile) -> std::collections::BTreeSet<&'static str
         SYS_setsockopt,
     ];
     let known = || [PLAIN, OLD, LOOKED_AT, DEVICES, OLD_DEVICES, NETWORK].into_iter().flatten();
-    let ours = rules(profile).expect("rules");
     let name =
-        |number: &i64| known().find(|(known, _)| known == number).expect("every rule has a name").1;
-    let names = ours.keys().map(|number| name(number).trim_start_matches("SYS_"));
-    names.filter(|name| *name != "clone3").collect()
+        |number: &i64| known().find(|(known, _)| known == number).expect("every call has a name").1;
+    let all = allowed(profile).into_iter();
+    let named = all.map(|(number, ways)| (name(&number).trim_start_matches("SYS_"), ways));
+    named.filter(|(name, _)| *name != "clone3").collect()
+}
+
+/// Calls that only older machines have.
+#[cfg(test)]
+pub(super) fn old() -> std::collections::BTreeSet<&'static str> {
+    [OLD, OLD_DEVICES].into_iter().flatten().map(|(_, n)| n.trim_start_matches("SYS_")).collect()
 }
 
 fn program(
