@@ -126,8 +126,13 @@ pub(crate) fn renew(steps: &[Step], functions: &Functions) -> Result<Renewal, Er
         }
     }
     let driver = functions.driver(function.pci).unwrap_or_default();
-    if !ENDS_CONTEXTS.contains(&driver.as_str()) && function.holders(functions)?.is_some() {
-        return Ok(Renewal::Impossible(format!("{driver} waits for whoever uses it")));
+    // What was moved has a driver that can: the kernel moves no other (`ib_device_set_netns_put`).
+    let moved = steps.iter().any(|step| matches!(step, Step::MoveRdma { .. }));
+    let ends = moved || ENDS_CONTEXTS.contains(&driver.as_str());
+    // Not only contexts count: a descriptor is waited for as well, and nobody says who has one.
+    if !ends && !rdma::contexts(function.pci, function.rdma, functions)?.is_empty() {
+        let why = format!("{driver} may wait for whoever has its RDMA device open");
+        return Ok(Renewal::Impossible(why));
     }
     functions.renew(function.pci)
 }

@@ -210,8 +210,8 @@ fn hardware(pool: &PoolConfig, function: &Function, inventory: &Inventory) -> Ve
     }
 }
 
-/// Why user space cannot have this function alone: the IOMMU does not tell those of one group apart,
-/// and a group's node opens all of them.
+/// Why user space cannot have this function alone: the IOMMU does not tell those of one group
+/// apart, and a group's node opens all of them.
 fn undivided(function: &Function, inventory: &Inventory) -> Option<String> {
     let Some(group) = function.iommu_group else { return Some("it has no IOMMU group".to_owned()) };
     let mut others = inventory.functions.iter().filter(|other| {
@@ -412,7 +412,8 @@ mod tests {
         let inventory = Inventory { functions: vec![shared], netns_mode: None };
         let nodes = |more: &str| {
             let text = format!(
-                "[[pools]]\nname='s'\nkind='shared'\ncount=1\nselectors=[{{rdma=['mlx5_0']}}]\n{more}"
+                "[[pools]]\nname='s'\nkind='shared'\ncount=1\n\
+                 selectors=[{{rdma=['mlx5_0']}}]\n{more}"
             );
             let pools = Pools::build(&Config::parse(&text, Path::new("f")).unwrap(), &inventory);
             crate::grant::hardware(&pools.pools[0], &pools.pools[0].devices["s-mlx5_0-0"]).devices

@@ -4,8 +4,8 @@
 //! replaced as a whole: written beside, flushed, renamed, and the directory flushed. So a reader
 //! sees the state before or the state after, and an operation has begun if and only if the file
 //! says so. The lock is `flock` on another file: the system frees it when its holder dies, and it
-//! serialises processes as well as threads. Whoever can open that file can hold it for ever, so file
-//! and directory are their owner's alone.
+//! serialises processes as well as threads. Whoever can open that file can hold it for ever, so
+//! file and directory are their owner's alone.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Permissions};
