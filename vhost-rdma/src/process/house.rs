@@ -383,11 +383,10 @@ impl House {
             match error {
                 MemoryError::FileSystem(_) => Status::PERM,
                 // Of a descriptor that is only read, or a file that is sealed against writing.
-                MemoryError::Mapping { source: MappingError::Host(why), .. }
-                    if matches!(why, Errno::ACCESS | Errno::PERM) =>
-                {
-                    Status::PERM
-                }
+                MemoryError::Mapping {
+                    source: MappingError::Host(Errno::ACCESS | Errno::PERM),
+                    ..
+                } => Status::PERM,
                 MemoryError::Slots | MemoryError::TooMuch(_) => Status::NOMEM,
                 MemoryError::Table(_) => Status::EXIST,
                 _ => Status::INVAL,
