@@ -78,8 +78,8 @@ done
 /// Servers and clients, and what a client has to have said in the end (a regular expression). What
 /// is compared, they compare themselves: `-v`, `-T v`.
 ///
-/// rping of rdma-core 65 seldom waits for ever in the end, as it may with the kernel: it polls, then
-/// reads without a limit, and destroys its identifier meanwhile, which takes the event back
+/// rping of rdma-core 65 seldom waits for ever in the end, as it may with the kernel: it polls,
+/// then reads without a limit, and destroys its identifier meanwhile, which takes the event back
 /// (librdmacm/examples/rping.c, `cm_thread()`).
 ///
 /// Of rdmacm-utils two are not among them, nor in what follows:
