@@ -51,7 +51,7 @@ pub use ring::Ring;
 pub use saved::SavedMap;
 pub use segment::{Borrowed, Held, Segment, total_len};
 pub use sigbus::vanished;
-pub use space::{AddressSpace, AnonymousError, Region, SpaceError};
+pub use space::{AddressSpace, AnonymousError, Missing, Region, SpaceError};
 pub use translation::Translation;
 pub use usage::{Usage, usage};
 

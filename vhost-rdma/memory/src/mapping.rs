@@ -19,6 +19,7 @@ use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
 
 use super::maps::{Addresses, Descriptor, Maps, Use};
 use super::reaper::Reaper;
@@ -232,6 +233,11 @@ impl Mapping {
     #[must_use]
     pub fn gone(&self) -> bool {
         self.parts.as_ref().and_then(|parts| parts.watch.as_ref()).is_some_and(Watch::gone)
+    }
+
+    /// What tells whether the memory has vanished, for as long as this lives.
+    pub(super) fn mark(&self) -> Option<&'static AtomicBool> {
+        self.parts.as_ref()?.watch.as_ref().map(Watch::mark)
     }
 
     /// Whether its owner may make it vanish and goes on.

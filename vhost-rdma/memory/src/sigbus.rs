@@ -169,7 +169,12 @@ impl Watch {
 
     /// Whether the memory has vanished; what is there now are zeroes that nobody else sees.
     pub(super) fn gone(&self) -> bool {
-        TABLE[self.slot].gone.load(Ordering::Acquire)
+        self.mark().load(Ordering::Acquire)
+    }
+
+    /// What tells so: this listing's, for as long as it lives.
+    pub(super) fn mark(&self) -> &'static AtomicBool {
+        &TABLE[self.slot].gone
     }
 }
 

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryRegion, GuestMemoryRegionBytes,
@@ -36,7 +37,20 @@ pub enum SpaceError {
 #[derive(Clone)]
 pub struct Region {
     start: u64,
+    /// The mapping's own: a look at thousands of regions is a look at each one's mark.
+    mark: Option<&'static AtomicBool>,
     mapping: Arc<Mapping>,
+}
+
+/// What is gone of a guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Nothing.
+    Nothing,
+    /// What might go ([`Mapping::loose`]).
+    Loose,
+    /// Something else.
+    Vital,
 }
 
 impl Region {
@@ -46,7 +60,7 @@ impl Region {
     /// [`SpaceError::Wraps`] if it ends beyond the last address.
     pub fn new(start: u64, mapping: Arc<Mapping>) -> Result<Self, SpaceError> {
         start.checked_add(mapping.len()).ok_or(SpaceError::Wraps(start))?;
-        Ok(Self { start, mapping })
+        Ok(Self { start, mark: mapping.mark(), mapping })
     }
 
     /// The first guest address.
@@ -96,6 +110,10 @@ impl Region {
     pub(super) fn guest_of(&self, at: HostPtr) -> Option<(u64, u64)> {
         let within = at.addr().checked_sub(self.mapping.start().addr())? as u64;
         (within < self.bytes()).then(|| (self.start + within, self.bytes() - within))
+    }
+
+    fn gone(&self) -> bool {
+        self.mark.is_some_and(|mark| mark.load(Ordering::Acquire))
     }
 
     pub(super) fn mapping(&self) -> &Mapping {
@@ -259,16 +277,28 @@ impl AddressSpace {
         &self.regions
     }
 
-    /// Whether some of the memory is gone for good, such as by truncation of its file (see
-    /// [`super::vanished`]), and was not to go.
+    /// What is gone for good, such as by truncation of its file (see [`super::vanished`]).
+    #[must_use]
+    pub fn missing(&self) -> Missing {
+        let mut missing = Missing::Nothing;
+        for region in self.regions.iter().filter(|region| region.gone()) {
+            if !region.mapping.loose() {
+                return Missing::Vital;
+            }
+            missing = Missing::Loose;
+        }
+        missing
+    }
+
+    /// Whether memory is gone that was not to go.
     #[must_use]
     pub fn vanished(&self) -> bool {
-        self.regions.iter().any(|region| region.mapping.gone() && !region.mapping.loose())
+        self.missing() == Missing::Vital
     }
 
     /// The regions that are gone and might go.
     pub fn lost(&self) -> impl Iterator<Item = &Region> {
-        self.regions.iter().filter(|region| region.mapping.loose() && region.mapping.gone())
+        self.regions.iter().filter(|region| region.gone() && region.mapping.loose())
     }
 
     /// The same space without what may go.

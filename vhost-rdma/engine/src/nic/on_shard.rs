@@ -15,7 +15,7 @@ use super::nic::{KERNEL, Nic, NicState, Provider};
 use super::{
     Command, DeferredDrop, MEMORY_LOST, Nanos, NicSettings, NicSnapshot, Port, Status, Step,
 };
-use crate::memory::AddressSpace;
+use crate::memory::{AddressSpace, Missing};
 use crate::ordering::Visible;
 
 /// A NIC on a shard. Each call means what the shard's method of that name does.
@@ -118,10 +118,10 @@ impl<P: Provider> OnShard for Nic<P> {
     fn memory_vanished(&mut self) {
         if matches!(self.life, NicState::Ready | NicState::Paused) {
             self.meter.charge_each(cost::VISIT, self.space.regions().len());
-            if self.space.vanished() {
-                P::fail(self);
-            } else if self.space.lost().next().is_some() {
-                self.raise(MEMORY_LOST, 0, KERNEL);
+            match self.space.missing() {
+                Missing::Nothing => {}
+                Missing::Loose => self.raise(MEMORY_LOST, 0, KERNEL),
+                Missing::Vital => P::fail(self),
             }
         }
     }
