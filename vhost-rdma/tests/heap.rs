@@ -1,7 +1,7 @@
 //! The shared heap of programs with NICs for processes (`process/heap`), as a program meets it that
 //! has it preloaded: `tests/guest-programs/process-heap.c`, which needs no device.
 
-// clippy.toml allows it in tests, but does not see that helpers of an integration test are tests
+// clippy.toml allows this in tests, but does not see that helpers of an integration test are tests
 // too.
 #![allow(clippy::unwrap_used)]
 
@@ -50,7 +50,7 @@ fn half_of_the_heap_and_more_is_one_block() {
 }
 
 #[test]
-fn what_the_heap_has_no_room_for_is_of_the_c_library() {
+fn what_the_heap_has_no_room_for_comes_from_the_c_library() {
     case("beyond");
     case("both-kinds");
 }
@@ -84,6 +84,7 @@ fn threads_free_each_others_blocks() {
 fn a_child_has_a_copy_of_what_is_in_use_and_of_nothing_else() {
     case("forks");
     case("forks-beside-threads");
+    case("forks-without-a-file");
 }
 
 #[test]

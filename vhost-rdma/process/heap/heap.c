@@ -9,7 +9,8 @@
  * library's: it works as any memory does that is not shared.
  *
  * A forked child may not share its parent's heap: what it wrote would be there too. So fork copies
- * what is in use to a file of the child's, which the child maps in its place.
+ * what is in use to a file of the child's, which the child maps in its place; to memory of its own,
+ * which is not shared, where no file is to be had.
  */
 #define _GNU_SOURCE
 #include "heap.h"
@@ -24,6 +25,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define CLASSES 40
 #define SMALL ((size_t)32 << 10)
+#define LARGE ((size_t)4 << 20)
 #define CHILD_FAILS "vhost-rdma: no memory for a child's copy of the shared heap\n"
 #define BAD_POINTER "vhost-rdma: free() of what malloc() did not give\n"
 
@@ -37,7 +39,6 @@ extern void __libc_free(void *ptr);
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Runs of a class with a free block. */
 static uint32_t with_room[CLASSES];
-static int copy = -1;
 
 /* For the provider: where the heap is, and its file. */
 EXPORT int vrdma_heap(void **start, size_t *len)
@@ -265,6 +266,9 @@ EXPORT void *calloc(size_t count, size_t size)
 		return NULL;
 	}
 	ptr = take(16, bytes, &zeroed);
+	/* Of a large block most pages may hold nothing, and had to be made to be written to. */
+	if (ptr && !zeroed && bytes >= LARGE)
+		zeroed = pages_empty(page_of(ptr), (uint32_t)whole_pages(bytes));
 	errno = before;
 	if (!ptr)
 		return __libc_calloc(count, size);
@@ -385,14 +389,12 @@ EXPORT size_t malloc_usable_size(void *ptr)
 static void before_fork(void)
 {
 	pthread_mutex_lock(&lock);
-	copy = heap_base ? heap_copy() : -1;
+	heap_copy();
 }
 
 static void in_parent(void)
 {
-	if (copy >= 0)
-		close(copy);
-	copy = -1;
+	heap_drop_copy();
 	pthread_mutex_unlock(&lock);
 }
 
@@ -401,12 +403,11 @@ static void in_child(void)
 	ssize_t n;
 
 	/* Without a copy the child would write into its parent's memory. */
-	if (heap_base && (copy < 0 || !heap_become(copy))) {
+	if (!heap_become_copy()) {
 		n = write(STDERR_FILENO, CHILD_FAILS, sizeof(CHILD_FAILS) - 1);
 		(void)n;
 		_exit(127);
 	}
-	copy = -1;
 	pthread_mutex_unlock(&lock);
 }
 

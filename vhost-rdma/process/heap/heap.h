@@ -64,9 +64,10 @@ void run_cut(uint32_t page, uint32_t len);
 /* Empties pages; needs no lock. False: they hold what they held. */
 bool pages_empty(uint32_t page, uint32_t len);
 
-/* A copy of all that is in use, or -1; what makes it a child's heap. */
-int heap_copy(void);
-bool heap_become(int copy);
+/* Before fork(), a copy of all that is in use; then its end, or what makes it the child's heap. */
+void heap_copy(void);
+void heap_drop_copy(void);
+bool heap_become_copy(void);
 
 static inline bool is_in_heap(const void *ptr)
 {

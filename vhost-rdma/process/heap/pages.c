@@ -29,6 +29,11 @@ struct tag *heap_tags;
 static enum { UNDECIDED, THERE, NONE } state;
 static int file = -1;
 static struct stat file_is;
+/* Of a child that no file could be had for. */
+static bool is_private;
+/* What a child is to have: a file, or memory. */
+static int copy = -1;
+static uint8_t *spare;
 static uint32_t top = 1;
 static uint32_t bins[BINS];
 static uint32_t held;
@@ -110,7 +115,8 @@ err_file:
 /* By the mapping: the descriptor may be another's by now. */
 bool pages_empty(uint32_t page, uint32_t len)
 {
-	return !madvise(address_of(page), (size_t)len << PAGE_SHIFT, MADV_REMOVE);
+	return !madvise(address_of(page), (size_t)len << PAGE_SHIFT,
+			is_private ? MADV_DONTNEED : MADV_REMOVE);
 }
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
@@ -303,11 +309,26 @@ void run_cut(uint32_t page, uint32_t len)
 
 /* ---- fork() ---------------------------------------------------------------------------------- */
 
-/* Pages that hold something in these bytes of the file; the next that do are from `*data` on. */
-static bool copy_bytes(int from_file, int copy, size_t from, size_t to, size_t *data)
+static bool copy_part(size_t from, size_t to)
+{
+	ssize_t n;
+
+	if (spare) {
+		memcpy(spare + from, heap_base + from, to - from);
+		return true;
+	}
+	for (; from < to; from += (size_t)n) {
+		n = pwrite(copy, heap_base + from, to - from, (off_t)from);
+		if (n <= 0)
+			return false;
+	}
+	return true;
+}
+
+/* What these bytes of the file hold; the next that hold something are from `*data` on. */
+static bool copy_bytes(int from_file, size_t from, size_t to, size_t *data)
 {
 	size_t end = to;
-	ssize_t n;
 	off_t at;
 
 	while (from < to) {
@@ -324,43 +345,82 @@ static bool copy_bytes(int from_file, int copy, size_t from, size_t to, size_t *
 			at = lseek(from_file, (off_t)from, SEEK_HOLE);
 			end = at >= 0 && (size_t)at < to ? (size_t)at : to;
 		}
-		while (from < end) {
-			n = pwrite(copy, heap_base + from, end - from, (off_t)from);
-			if (n <= 0)
-				return false;
-			from += (size_t)n;
-		}
+		if (!copy_part(from, end))
+			return false;
+		from = end;
 	}
 	return true;
 }
 
-int heap_copy(void)
+static bool copy_used(void)
 {
-	int from_file = heap_file(), copy = new_file();
+	int from_file = heap_file();
 	uint32_t page = 1, first;
 	size_t data = 0;
 
-	while (copy >= 0 && page < top) {
+	while (page < top) {
 		for (first = page; page < top && heap_tags[page].kind != FREE;)
 			page += heap_tags[page].len;
-		if (!copy_bytes(from_file, copy, (size_t)first << PAGE_SHIFT,
-				(size_t)page << PAGE_SHIFT, &data)) {
-			close(copy);
-			return -1;
-		}
+		if (!copy_bytes(from_file, (size_t)first << PAGE_SHIFT, (size_t)page << PAGE_SHIFT,
+				&data))
+			return false;
 		if (page < top)
 			page += heap_tags[page].len;
 	}
-	return copy;
+	return true;
 }
 
-bool heap_become(int copy)
+void heap_copy(void)
 {
-	if (mmap(heap_base, HEAP, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-		 copy, 0) == MAP_FAILED)
-		return false;
+	void *memory;
+
+	if (!heap_base || is_private)
+		return;
+	copy = new_file();
+	if (copy >= 0 && copy_used())
+		return;
+	/* No descriptor is left, or a file may not be so large: the child's heap is not shared. */
+	if (copy >= 0)
+		close(copy);
+	copy = -1;
+	memory = mmap(NULL, HEAP, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	spare = memory == MAP_FAILED ? NULL : memory;
+	if (spare)
+		copy_used();
+}
+
+void heap_drop_copy(void)
+{
+	if (copy >= 0)
+		close(copy);
+	if (spare)
+		munmap(spare, HEAP);
+	copy = -1;
+	spare = NULL;
+}
+
+bool heap_become_copy(void)
+{
+	bool done = !heap_base || is_private;
+
+	if (copy >= 0) {
+		done = mmap(heap_base, HEAP, PROT_READ | PROT_WRITE,
+			    MAP_SHARED | MAP_FIXED | MAP_NORESERVE, copy, 0) != MAP_FAILED;
+	} else if (spare) {
+		done = mremap(spare, HEAP, HEAP, MREMAP_MAYMOVE | MREMAP_FIXED, heap_base) !=
+		       MAP_FAILED;
+		is_private = done;
+	} else {
+		return done;
+	}
 	if (heap_file() >= 0)
 		close(file);
-	is_now(copy);
-	return true;
+	if (copy >= 0)
+		is_now(copy);
+	else
+		file = -1;
+	copy = -1;
+	spare = NULL;
+	return done;
 }
