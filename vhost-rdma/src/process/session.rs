@@ -6,6 +6,7 @@
 //! by whatever way, its socket does, and the context with all that is in it goes before the memory
 //! under it.
 
+mod channels;
 mod pieces;
 
 use std::collections::BTreeMap;
@@ -405,19 +406,6 @@ impl Session {
         if self.kept.settle(bytes) { Ok(()) } else { Err(Status::NOMEM) }
     }
 
-    fn add_channel(&mut self, body: &[u8]) -> GoesOn {
-        let made = if body.is_empty() { self.new_channel() } else { Err(Status::INVAL) };
-        let number = match made {
-            Ok(number) => number,
-            Err(status) => return self.say(&Answer::of(status)),
-        };
-        let Some(completions) = self.channels.get_mut(&number) else { return false };
-        let Some(ends) = completions.channel.ends() else { return false };
-        let told = Number { number: number.into(), reserved: 0.into() };
-        let answer = Answer::ok(told.as_bytes());
-        let sent = socket::send(self.socket.as_fd(), answer.bytes(), &ends).is_ok();
-        completions.channel.given();
-        sent
     }
 
     fn add_mirrors(&mut self, body: &[u8]) -> GoesOn {
@@ -448,65 +436,6 @@ impl Session {
         served.map_err(|_| Status::FATAL)?;
         self.mirrors = Some(mirrors);
         Ok(())
-    }
-
-    fn new_channel(&mut self) -> Result<u32, Status> {
-        if self.channels.len() >= CHANNELS {
-            return Err(Status::NOMEM);
-        }
-        self.keep(CHANNEL)?;
-        let channel = Channel::new().map_err(|_| Status::NOMEM)?;
-        while self.last_channel == 0 || self.channels.contains_key(&self.last_channel) {
-            self.last_channel = self.last_channel.wrapping_add(1);
-        }
-        self.channels.insert(self.last_channel, Completions { channel, users: 0 });
-        Ok(self.last_channel)
-    }
-
-    fn remove_channel(&mut self, body: &[u8]) -> Result<Answer, Status> {
-        let number = exactly::<Number>(body)?.number.get();
-        if self.channels.get(&number).ok_or(Status::NOENT)?.users > 0 {
-            return Err(Status::BUSY);
-        }
-        self.channels.remove(&number);
-        self.keep(0)?;
-        Ok(Answer::ok(&[]))
-    }
-
-    fn add_cm(&mut self, body: &[u8]) -> GoesOn {
-        let made = if body.is_empty() { self.new_cm() } else { Err(Status::INVAL) };
-        let (number, mut channel) = match made {
-            Ok(made) => made,
-            Err(status) => return self.say(&Answer::of(status)),
-        };
-        let Some([take, _]) = channel.ends() else { return false };
-        let told = Number { number: number.into(), reserved: 0.into() };
-        let answer = Answer::ok(told.as_bytes());
-        let sent = socket::send(self.socket.as_fd(), answer.bytes(), &[take]).is_ok();
-        channel.given();
-        self.cm.insert(number, channel);
-        sent
-    }
-
-    fn new_cm(&mut self) -> Result<(u32, Channel), Status> {
-        if self.ctx == 0 {
-            return Err(Status::STATE);
-        }
-        if self.cm.len() >= CM_CHANNELS {
-            return Err(Status::NOMEM);
-        }
-        self.keep(CHANNEL)?;
-        let channel = Channel::new().map_err(|_| Status::NOMEM)?;
-        let number = self.house.cm.add_channel(self.window.number(), self.bell.clone());
-        Ok((number, channel))
-    }
-
-    fn remove_cm(&mut self, body: &[u8]) -> Result<Answer, Status> {
-        let number = exactly::<Number>(body)?.number.get();
-        self.cm.remove(&number).ok_or(Status::NOENT)?;
-        self.house.cm.remove_channel(self.window.number(), number)?;
-        self.keep(0)?;
-        Ok(Answer::ok(&[]))
     }
 
     /// A command of the connection manager.

@@ -19,7 +19,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::guest::{self, Guest, Parts};
+use super::guest::machine::{self, Parts};
+use super::guest::{self, Guest};
 
 /// The inner QEMU's memory, the daemon and the programs.
 pub(crate) const HOST_MEMORY_MIB: u32 = 2560;
@@ -66,7 +67,8 @@ for n in bin sbin lib lib64; do ln -s usr/$n /q/$n; done
 mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144 qemu /q/usr
 mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144 image /q/image
 for n in dev proc run host; do mount --rbind /$n /q/$n; done
-sysctl -q -w net.ipv4.ip_forward=1 net.ipv4.conf.eth0.proxy_arp=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0
+sysctl -q -w net.ipv4.ip_forward=1 net.ipv4.conf.eth0.proxy_arp=1 net.ipv4.conf.all.rp_filter=0 \
+    net.ipv4.conf.eth0.rp_filter=0
 chroot /q qemu-system-x86_64 --version
 ";
 
@@ -74,7 +76,9 @@ chroot /q qemu-system-x86_64 --version
 /// answered: flat addresses are the guest's and the port's.
 const TAP: &str = "set -e
 ip tuntap add tap@NUMBER@ mode tap
-sysctl -q -w net.ipv4.conf.tap@NUMBER@.proxy_arp=1 net.ipv4.conf.tap@NUMBER@.rp_filter=0 net.ipv4.conf.tap@NUMBER@.accept_local=1 net.ipv4.neigh.tap@NUMBER@.proxy_delay=0 net.ipv4.neigh.eth0.proxy_delay=0
+sysctl -q -w net.ipv4.conf.tap@NUMBER@.proxy_arp=1 net.ipv4.conf.tap@NUMBER@.rp_filter=0 \
+    net.ipv4.conf.tap@NUMBER@.accept_local=1 net.ipv4.neigh.tap@NUMBER@.proxy_delay=0 \
+    net.ipv4.neigh.eth0.proxy_delay=0
 ip link set tap@NUMBER@ up
 ip route add 10.9.0.@NUMBER@/32 dev tap@NUMBER@
 ";
@@ -121,7 +125,7 @@ impl Inner<'_> {
             fs::write(share.join(file), "")?;
         }
         let there = format!("/host/inner/{name}");
-        let machine = guest::machine_args(&Parts {
+        let machine = machine::machine_args(&Parts {
             name,
             number: *number,
             cpus: 1,
