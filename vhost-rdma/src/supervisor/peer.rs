@@ -106,7 +106,8 @@ mod tests {
         assert!(peer.has_hung_up());
     }
 
-    /// What the child does: connects, leaves the connection to a child of its own, and ends.
+    /// What the child does: connects, leaves the connection to a child of its own, and ends. That a
+    /// second process has ended is the subject.
     #[test]
     #[ignore = "run by the test below, as a process of its own"]
     #[allow(clippy::zombie_processes, reason = "it is left behind; its input ends with the test")]

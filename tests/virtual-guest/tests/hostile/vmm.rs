@@ -282,7 +282,8 @@ fn questions_whose_answers_nobody_reads() {
     });
 }
 
-/// What the child does: a driver with traffic, until it is killed.
+/// What the child does: a driver with traffic, until it is killed. A second process that dies so is
+/// the subject: a thread would leave its sockets and memory with the test's process.
 #[test]
 #[ignore = "run by the test below, as a process of its own"]
 fn be_a_vmm() {

@@ -20,7 +20,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A program that gets the rights of another user (su(1)).
 const SETUID: &str = "/usr/bin/su";
 
-/// What a child does: it has objects, and becomes a program with more rights.
+/// What a child does: it has objects, and becomes a program with more rights. A second process that
+/// does so is the subject: what becomes another program cannot look at what comes of it.
 #[test]
 #[ignore = "run by the test below, as a process of its own"]
 fn become_a_setuid_program() {

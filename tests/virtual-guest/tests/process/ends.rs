@@ -17,7 +17,8 @@ use crate::scene::Scene;
 
 const SOCKET: &str = "VHOST_RDMA_TEST_PROCESS";
 
-/// What a child does: it writes to itself without end.
+/// What a child does: it writes to itself without end. A second process that is killed is the
+/// subject.
 #[test]
 #[ignore = "run by the tests below, as a process of its own"]
 fn write_without_end() {
