@@ -100,14 +100,16 @@ f = os.open('/dev/net/tun', os.O_RDWR | os.O_NONBLOCK)
 os.setgroups([]); os.setgid(2000); os.setuid(1000)
 fcntl.ioctl(f, 0x400454ca, struct.pack('16sH22x', b'vmtap', 0x5002))
 mac = bytes([2, 0, 0, 0, 0, 7])
-ask = b'\xff' * 6 + mac + b'\x08\x06' + bytes([0, 1, 8, 0, 6, 4, 0, 1]) + mac + bytes([10, 9, 0, 2]) + b'\0' * 6 + bytes([10, 9, 0, 1])
+ask = b'\xff' * 6 + mac + b'\x08\x06' + bytes([0, 1, 8, 0, 6, 4, 0, 1])
+ask += mac + bytes([10, 9, 0, 2]) + b'\0' * 6 + bytes([10, 9, 0, 1])
 end = time.time() + 20
 while time.time() < end:
     os.write(f, b'\0' * 10 + ask)
     stop = time.time() + 0.5
     while select.select([f], [], [], max(0, stop - time.time()))[0]:
         frame = os.read(f, 2000)[10:]
-        if frame[:6] == mac and frame[12:14] == b'\x08\x06' and frame[28:32] == bytes([10, 9, 0, 1]):
+        arp = frame[12:14] == b'\x08\x06' and frame[28:32] == bytes([10, 9, 0, 1])
+        if frame[:6] == mac and arp:
             print('answered'); sys.exit(0)
 sys.exit('no answer')
 "#;

@@ -309,7 +309,12 @@ mod tests {
             poll_us = 0
             metrics = "127.0.0.1:9745"
             cm_ports = [7471]
-            cm = { listen = "0.0.0.0:4790", cert = "c.pem", key = "k.pem", ca = "ca.pem", daemons = 9, wait = true }
+            cm.listen = "0.0.0.0:4790"
+            cm.cert = "c.pem"
+            cm.key = "k.pem"
+            cm.ca = "ca.pem"
+            cm.daemons = 9
+            cm.wait = true
             ephemeral = true
             log = "vhost_rdma::admin=debug,info"
             admin = { group = "kvm", mode = "0660" }

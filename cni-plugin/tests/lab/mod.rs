@@ -86,9 +86,11 @@ ADD) echo given > "$f"
   echo "{{\"cniVersion\":\"1.0.0\",\"ips\":[{{\"address\":\"10.$((n / 65536 % 250)).$((n / 256 % 250)).$((n % 250 + 2))/8\",\"gateway\":\"10.0.0.1\"}}],
     \"routes\":[{{\"dst\":\"0.0.0.0/0\"}},{{\"dst\":\"172.16.0.0/12\",\"gw\":\"10.0.0.1\"}}],\"dns\":{{\"nameservers\":[\"10.0.0.1\"]}}}}" ;;
 DEL) rm -f "$f" ;;
-CHECK) test -e "$f" || {{ echo '{{"cniVersion":"1.0.0","code":100,"msg":"not given"}}'; exit 1; }} ;;
+CHECK) test -e "$f" ||
+  {{ echo '{{"cniVersion":"1.0.0","code":100,"msg":"not given"}}'; exit 1; }} ;;
 GC) echo "$input" > gc ;;
-STATUS) ! test -e broken || {{ echo '{{"cniVersion":"1.1.0","code":50,"msg":"no address left"}}'; exit 1; }} ;;
+STATUS) ! test -e broken ||
+  {{ echo '{{"cniVersion":"1.1.0","code":50,"msg":"no address left"}}'; exit 1; }} ;;
 esac
 "#,
             files = files.display()

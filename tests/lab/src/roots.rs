@@ -110,7 +110,9 @@ tar -xf rdma-core_*.orig.tar.* -C rdma-core --strip-components=1
 tar -xf rdma-core_*.debian.tar.* -C rdma-core
 cd rdma-core
 if [ -e debian/patches/series ]; then
-  grep -v '^#' debian/patches/series | while read -r p; do [ -z "$p" ] || patch -p1 -s < "debian/patches/$p"; done
+  grep -v '^#' debian/patches/series | while read -r p; do
+    [ -z "$p" ] || patch -p1 -s < "debian/patches/$p"
+  done
 fi
 "#;
 
@@ -133,7 +135,8 @@ exec $b switch_root /root /lab/init
 /// `run N`, `kill N` and the answers, so output of any size and several commands at once do not
 /// disturb each other. `/usr/bin/kill`, since dash's own takes `--` for a number.
 const GUEST_INIT: &str = r#"#!/bin/sh
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LC_ALL=C.UTF-8
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb \
+  LC_ALL=C.UTF-8
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t tmpfs tmp /tmp
@@ -142,8 +145,11 @@ mkdir -p /dev/pts /dev/shm
 mount -t devpts pts /dev/pts
 mount -t tmpfs shm /dev/shm
 modprobe -a virtio_net 9pnet_virtio 9p
-mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 host /host || { echo lab: no share; busybox poweroff -f; }
-for w in $(cat /proc/cmdline); do case $w in lab.name=*) hostname ${w#lab.name=};; lab.ip=*) ip=${w#lab.ip=};; esac; done
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 host /host ||
+  { echo lab: no share; busybox poweroff -f; }
+for w in $(cat /proc/cmdline); do
+  case $w in lab.name=*) hostname ${w#lab.name=};; lab.ip=*) ip=${w#lab.ip=};; esac
+done
 ip link set lo up
 if [ -e /sys/class/net/eth0 ]; then
   echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad
@@ -158,7 +164,8 @@ exec 3<>/dev/ttyS1
 echo ready >&3
 while read -r verb id rest <&3; do
   case $verb in
-  run) ( setsid -w sh -c 'echo $$ > /run/$0.pid; exec sh /host/cmd/$0.sh' $id > /host/cmd/$id.out 2>&1 < /dev/null; echo "done $id $?" >&3 ) & ;;
+  run) ( setsid -w sh -c 'echo $$ > /run/$0.pid; exec sh /host/cmd/$0.sh' $id \
+      > /host/cmd/$id.out 2>&1 < /dev/null; echo "done $id $?" >&3 ) & ;;
   kill) read -r pid < /run/$id.pid; /usr/bin/kill -9 -- -$pid ;;
   off) sync; busybox poweroff -f ;;
   esac

@@ -40,7 +40,8 @@ const KERNEL_FILES: &[&str] = &[
 
 /// A build that calls no sparse would pass too: its mark is looked for.
 const SPARSE: &str = "
-make -C /lib/modules/@ABI@/build M=/work/vhost-rdma/guest/kernel KCFLAGS=-Werror C=2 CHECK=/work/sparse -j2 modules > log 2>&1 || { cat log; exit 1; }
+make -C /lib/modules/@ABI@/build M=/work/vhost-rdma/guest/kernel KCFLAGS=-Werror C=2 \
+    CHECK=/work/sparse -j2 modules > log 2>&1 || { cat log; exit 1; }
 cat log
 grep -q 'CHECK .*/main.c' log
 ! grep -E '^/work/.*: (warning|error): ' log
@@ -49,7 +50,8 @@ grep -q 'CHECK .*/main.c' log
 /// The same for smatch, whose findings have no common word but their place.
 const SMATCH: &str = "
 export LD_LIBRARY_PATH=/work
-make -C /lib/modules/@ABI@/build M=/work/vhost-rdma/guest/kernel C=2 CHECK='/work/smatch -p=kernel' -j2 modules > log 2>&1 || { cat log; exit 1; }
+make -C /lib/modules/@ABI@/build M=/work/vhost-rdma/guest/kernel C=2 CHECK='/work/smatch \
+    -p=kernel' -j2 modules > log 2>&1 || { cat log; exit 1; }
 cat log
 grep -q 'CHECK .*/main.c' log
 ! grep -E '^/work/.*[.][ch]:[0-9]+ ' log
@@ -59,7 +61,9 @@ const SMATCH_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libsqlite3.so.0";
 
 /// The enum's new entry is not in the headers of a distribution.
 const NEWEST: &str = "
-make -C /lib/modules/@ABI@/build M=/work/tree/drivers/infiniband/hw/virtio CONFIG_INFINIBAND_VIRTIO=m KCFLAGS='-Werror -DRDMA_DRIVER_VIRTIO=1000 -I/work/tree/include -I/work/tree/include/uapi' -j2 modules
+make -C /lib/modules/@ABI@/build M=/work/tree/drivers/infiniband/hw/virtio \
+    CONFIG_INFINIBAND_VIRTIO=m KCFLAGS='-Werror -DRDMA_DRIVER_VIRTIO=1000 -I/work/tree/include \
+    -I/work/tree/include/uapi' -j2 modules
 cp tree/drivers/infiniband/hw/virtio/virtio_rdma.ko /work/
 ";
 

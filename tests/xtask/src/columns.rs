@@ -4,8 +4,9 @@
 //! file of git's whose lines somebody writes by hand ([`Kind`]); lists of data, records of runs and
 //! patches are as wide as they are. So is
 //!
-//! - in Rust, each line of a string that is raw or has line breaks of its own: a script, a file,
-//!   the output of a program, whose width is its own. Any other string is broken by a backslash.
+//! - in Rust, a line of a string that is raw or has line breaks of its own, if a word of it takes
+//!   half of the columns: data, such as JSON without blanks. Scripts and files that are written so
+//!   are broken as their language breaks lines, and any other string by a backslash.
 //! - in C, a line that has one string and no more: what a program says is found by its words. There
 //!   a tab is as wide as editors of C show it.
 //! - in documents, a heading, a row of a table, a single word, such as a link, and a line with a
@@ -93,9 +94,9 @@ fn wide(kind: Kind, text: &str) -> Vec<usize> {
         let start = line.trim_start();
         in_code ^= start.starts_with("```");
         let as_it_is = match kind {
-            Kind::Rust => quoted.contains(&number),
+            Kind::Rust => quoted.contains(&number) && widest_word(start) > COLUMNS / 2,
             Kind::C => start.starts_with('"'),
-            Kind::Document => has_a_wide_word(start) || (!in_code && cannot_be_broken(start)),
+            Kind::Document => widest_word(start) > COLUMNS || (!in_code && cannot_be_broken(start)),
             Kind::Lines => false,
             Kind::Comments => !start.starts_with('#'),
         };
@@ -113,9 +114,8 @@ fn width(kind: Kind, line: &str) -> usize {
     })
 }
 
-/// Whether a word alone is too wide.
-fn has_a_wide_word(line: &str) -> bool {
-    line.split_whitespace().any(|word| word.chars().count() > COLUMNS)
+fn widest_word(line: &str) -> usize {
+    line.split_whitespace().map(|word| word.chars().count()).max().unwrap_or_default()
 }
 
 /// Whether a line of a document has to be as wide as it is.
@@ -232,8 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn in_rust_strings_with_a_width_of_their_own_are_as_they_are() {
+    fn in_rust_data_in_strings_is_as_wide_as_it_is() {
         let words = words();
+        let data = format!("{{{}}} {words}", "w".repeat(COLUMNS / 2));
         let told = [
             format!("let a = \"{words}\";"),
             format!("let a = \"b\\\n  {words}\\\\\";"),
@@ -242,14 +243,17 @@ mod tests {
             format!("fn a<'a>(b: &'a str) {{ \"c\"; }} // {words}\nlet d = r#type;"),
             format!("let a = r\"b\nc\";\n/* \" */ let d = {words};"),
             format!("let bar\" = {words}; \""),
+            format!("let a = \"b\n{words}\";"),
+            format!("let a = r\"\n{words}\n\";"),
+            format!("let a = \"{data}\";"),
         ];
         told.iter().for_each(|text| assert_eq!(wide(Kind::Rust, text).len(), 1, "{text}"));
         let right = [
-            format!("let a = r\"{words}\";"),
-            format!("let a = br#\"\" {words}\n{words}\"#;"),
-            format!("let a = \"b\n{words}\n\\\"{words}\";"),
-            format!("let a = '\"'; let b = \"{words}\n\";"),
-            format!("let a = \"{words}\\\\\n\";"),
+            format!("let a = r\"{data}\";"),
+            format!("let a = br#\"\" {data}\n{data}\"#;"),
+            format!("let a = \"b\n{data}\n\\\"{data}\";"),
+            format!("let a = '\"'; let b = \"{data}\n\";"),
+            format!("let a = \"{data}\\\\\n\";"),
         ];
         right.iter().for_each(|text| assert_eq!(wide(Kind::Rust, text), [0; 0], "{text}"));
     }

@@ -233,7 +233,8 @@ mod tests {
     fn the_unified_hierarchy_is_used_at_its_top() {
         let mounts = "\
 24 23 0:21 / /sys rw,relatime - sysfs sysfs rw
-31 24 0:27 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot
+31 24 0:27 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 \
+rw,nsdelegate,memory_recursiveprot
 ";
         let groups = "0::/user.slice/user-0.slice/session-1.scope\n";
         assert_eq!(shown(mounts, groups), (true, vec![". cgroup2 rw /sys/fs/cgroup".to_owned()]));

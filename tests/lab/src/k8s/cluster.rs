@@ -148,7 +148,7 @@ fn account(node: &Node) -> Result<()> {
     let script = format!(
         "k='kubectl --kubeconfig=/lab/pki/admin.kubeconfig -n {NAMESPACE}'
 token=$($k get secret {secret} -o 'jsonpath={{.data.token}}' | base64 -d)
-sed -n '1,3p' /lab/pki/admin.kubeconfig > {KUBECONFIG}
+sed -n '1,4p' /lab/pki/admin.kubeconfig > {KUBECONFIG}
 cat >> {KUBECONFIG} <<END
 users: [{{name: controller, user: {{token: $token}}}}]
 contexts: [{{name: lab, context: {{cluster: lab, user: controller}}}}]

@@ -101,7 +101,8 @@ ip addr add 10.222.$((number - 1)).1/24 dev k8sbr0
 ip link set k8sbr0 up
 echo 1 > proc/sys/net/ipv4/ip_forward
 pivot_root . .old
-exec chroot . sh -ec 'umount -l /.old; mount --make-rshared /; touch /lab/up; exec tini -- sleep infinity'
+exec chroot . sh -ec 'umount -l /.old; mount --make-rshared /; touch /lab/up
+  exec tini -- sleep infinity'
 "#;
 
 /// `nsenter` changes what a process sees of the cgroups, not which it is in; and from within the

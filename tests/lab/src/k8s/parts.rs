@@ -48,11 +48,15 @@ mkdir src bin home
 tar -xf kubernetes_*.orig.tar.* -C src --strip-components=1
 tar -xf kubernetes_*.debian.tar.* -C src
 cd src
-grep -v '^#' debian/patches/series | while read -r p rest; do [ -z "$p" ] || patch -p1 -s < "debian/patches/$p"; done
-export GOROOT=/usr/lib/go-1.19 PATH=/usr/lib/go-1.19/bin:$PATH HOME=/work/home GOCACHE=/work/gocache GOFLAGS= GOPROXY=off CGO_ENABLED=0
+grep -v '^#' debian/patches/series | while read -r p rest; do
+  [ -z "$p" ] || patch -p1 -s < "debian/patches/$p"
+done
+export GOROOT=/usr/lib/go-1.19 PATH=/usr/lib/go-1.19/bin:$PATH HOME=/work/home \
+  GOCACHE=/work/gocache GOFLAGS= GOPROXY=off CGO_ENABLED=0
 reflect2=vendor/github.com/modern-go/reflect2
 rm -f $reflect2/*.go $reflect2/*.s
-cp /usr/share/gocode/src/github.com/modern-go/reflect2/*.go /usr/share/gocode/src/github.com/modern-go/reflect2/*.s $reflect2/
+cp /usr/share/gocode/src/github.com/modern-go/reflect2/*.go \
+  /usr/share/gocode/src/github.com/modern-go/reflect2/*.s $reflect2/
 rm -f $reflect2/*_test.go
 cat > /work/kubeversion <<END
 KUBE_GIT_COMMIT='debian'
@@ -70,7 +74,8 @@ cd $GOPATH/src/k8s.io/kubernetes
 flags="-s -w"
 for p in component-base/version client-go/pkg/version; do
   p=k8s.io/kubernetes/vendor/k8s.io/$p
-  flags="$flags -X $p.gitVersion=v1.20.2 -X $p.gitMajor=1 -X $p.gitMinor=20 -X $p.gitTreeState=archive"
+  flags="$flags -X $p.gitVersion=v1.20.2 -X $p.gitMajor=1 -X $p.gitMinor=20"
+  flags="$flags -X $p.gitTreeState=archive"
 done
 go build -tags 'providerless dockerless' -ldflags "$flags" -o /work/bin/ \
   ./cmd/kube-apiserver ./cmd/kubelet ./cmd/kube-controller-manager ./cmd/kube-scheduler

@@ -23,14 +23,16 @@ new() { # name, subject, extensions
   openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"
   openssl req -new -key "$1.key" -subj "$2" -out "$1.csr"
   printf '%s\n' "$3" > "$1.ext"
-  openssl x509 -req -in "$1.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 1 -extfile "$1.ext" -out "$1.crt"
+  openssl x509 -req -in "$1.csr" -CA ca.crt -CAkey ca.key -CAcreateserial -days 1 \
+    -extfile "$1.ext" -out "$1.crt"
 }
 client() { # file, subject
   new "$1" "$2" extendedKeyUsage=clientAuth
   cat > "$1.kubeconfig" <<END
 apiVersion: v1
 kind: Config
-clusters: [{name: lab, cluster: {server: "https://127.0.0.1:6443", certificate-authority: $PWD/ca.crt}}]
+clusters:
+- {name: lab, cluster: {server: "https://127.0.0.1:6443", certificate-authority: $PWD/ca.crt}}
 users: [{name: $1, user: {client-certificate: $PWD/$1.crt, client-key: $PWD/$1.key}}]
 contexts: [{name: lab, context: {cluster: lab, user: $1}}]
 current-context: lab
@@ -78,7 +80,8 @@ failSwapOn: false
 makeIPTablesUtilChains: false
 address: 0.0.0.0
 readOnlyPort: 0
-authentication: {x509: {clientCAFile: /lab/pki/ca.crt}, webhook: {enabled: false}, anonymous: {enabled: false}}
+authentication:
+  {x509: {clientCAFile: /lab/pki/ca.crt}, webhook: {enabled: false}, anonymous: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 evictionHard: {memory.available: 50Mi, nodefs.available: 50Mi, imagefs.available: 50Mi}
 imageGCHighThresholdPercent: 100
@@ -92,7 +95,8 @@ syncFrequency: 10s
 /// there. `SUBNET` is the node's.
 const BRIDGE: &str = r#"{
   "type": "bridge", "bridge": "k8sbr0", "isGateway": true, "ipMasq": false,
-  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.SUBNET.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.SUBNET.0/24"}]],
+           "routes": [{"dst": "0.0.0.0/0"}]}
 }"#;
 
 const APISERVER: &[&str] = &[

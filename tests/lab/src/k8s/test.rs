@@ -373,7 +373,8 @@ $k get pods -o name | grep -vxE 'pod/(one|two|{first})' | xargs -r $k delete --w
         self.pods.kubectl.delete_pods(&[&a.name, &b.name])?;
         self.pair.clear();
         self.consistent(&[])?;
-        let script = "ls /run/vhost-rdma/nics /run/netns /var/run/k8s.cni.cncf.io/devinfo/dp 2>/dev/null | grep -v ':$' | grep . || true
+        let script = "ls /run/vhost-rdma/nics /run/netns /var/run/k8s.cni.cncf.io/devinfo/dp \
+            2>/dev/null | grep -v ':$' | grep . || true
 ip -o link | grep -E 'veth|vr' || true
 ctr -n k8s.io task ls -q";
         wait_for("directories, namespaces and interfaces to go", WAIT, || {

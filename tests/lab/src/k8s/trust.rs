@@ -30,12 +30,15 @@ mkdir -p /lab/trust; cd /lab/trust
 k='kubectl --kubeconfig=/lab/pki/admin.kubeconfig -n vhost-rdma'
 uid=$($k get pod "$1" -o 'jsonpath={.metadata.uid}')
 cat > token.json <<END
-{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {"name": "vhost-rdma-agent"},
- "spec": {"boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "$1", "uid": "$uid"}, "expirationSeconds": 3600}}
+{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+ "metadata": {"name": "vhost-rdma-agent"},
+ "spec": {"boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "$1", "uid": "$uid"},
+          "expirationSeconds": 3600}}
 END
-token=$($k create --raw /api/v1/namespaces/vhost-rdma/serviceaccounts/vhost-rdma-agent/token -f token.json \
+token=$($k create -f token.json \
+  --raw /api/v1/namespaces/vhost-rdma/serviceaccounts/vhost-rdma-agent/token \
   | sed -n 's/.*"token":"\([^"]*\)".*/\1/p')
-sed -n '1,3p' /lab/pki/admin.kubeconfig > agent.kubeconfig
+sed -n '1,4p' /lab/pki/admin.kubeconfig > agent.kubeconfig
 cat >> agent.kubeconfig <<END
 users: [{name: agent, user: {token: $token}}]
 contexts: [{name: lab, context: {cluster: lab, user: agent}}]
@@ -47,7 +50,8 @@ END
 const ASK: &str = r#"
 cd /lab/trust
 openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"
-openssl req -new -key "$1.key" -subj "/O=vhost-rdma:nodes/CN=vhost-rdma:node:$2" -addext "subjectAltName=IP:$3" -out "$1.csr"
+openssl req -new -key "$1.key" -subj "/O=vhost-rdma:nodes/CN=vhost-rdma:node:$2" \
+  -addext "subjectAltName=IP:$3" -out "$1.csr"
 kubectl --kubeconfig="$4" create -f - <<END
 apiVersion: certificates.k8s.io/v1
 kind: CertificateSigningRequest
@@ -70,7 +74,8 @@ printf 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\000\000\000\004\000\000\000\000\000' \
 while kill -0 $! 2>/dev/null && [ ! -s got ]; do sleep 0.1; done
 kill $! 2>/dev/null || :
 cat said
-if [ -s got ]; then echo "answered: $(dd if=got bs=1 skip=3 count=1 2>/dev/null | od -An -tx1 | tr -d ' ')"
+if [ -s got ]; then
+  echo "answered: $(dd if=got bs=1 skip=3 count=1 2>/dev/null | od -An -tx1 | tr -d ' ')"
 else echo "answered: nothing"; fi
 "#;
 
@@ -79,7 +84,9 @@ const ELSEWHERE: [&str; 2] = ["elsewhere", "10.98.0.1"];
 pub(crate) const NODE: &str = r#"
 k='kubectl --kubeconfig=/lab/pki/admin.kubeconfig'
 printf '{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "%s"}}' "$1" | $k create -f -
-$k get node "$1" -o json   | sed 's/"status": {/"status": {"addresses": [{"type": "InternalIP", "address": "'"$2"'"}],/' > /lab/trust/node.json
+at='{"type": "InternalIP", "address": "'"$2"'"}'
+$k get node "$1" -o json | sed 's/"status": {/"status": {"addresses": ['"$at"'],/' \
+  > /lab/trust/node.json
 $k replace --raw "/api/v1/nodes/$1/status" -f /lab/trust/node.json
 "#;
 
@@ -198,7 +205,8 @@ pub(crate) fn certificates(bench: &mut Bench<'_>) -> Result<()> {
 fn trusted(bench: &Bench<'_>, name: &str) -> Result<()> {
     let script = format!(
         "cd {DIR}
-kubectl --kubeconfig=/lab/pki/admin.kubeconfig -n {NAMESPACE} get configmap vhost-rdma-channel-roots \
+kubectl --kubeconfig=/lab/pki/admin.kubeconfig -n {NAMESPACE} get configmap \
+    vhost-rdma-channel-roots \
   -o 'jsonpath={{.data.ca\\.crt}}' > roots.crt
 openssl verify -CAfile roots.crt -purpose sslclient {name}.crt
 openssl verify -CAfile roots.crt -purpose sslserver {name}.crt"

@@ -39,12 +39,14 @@ mkfifo /share/ctl.in /share/ctl.out
 export TMPDIR=/share
 eval "set -- \"$1\" \"$2\" \"$3\" $VHOST_RDMA_TAPPED_0_QEMU_ARGS"
 name=$1 number=$2
+append="console=ttyS0 quiet panic=0 mitigations=off no_timer_check"
 shift 3
 echo "qemu-system-x86_64 … $*"
 ( qemu-system-x86_64 -accel tcg,thread=multi -cpu max -nodefaults -no-user-config -display none \
   -M q35,memory-backend=mem -m 640M -object memory-backend-memfd,id=mem,size=640M,share=on \
-  -kernel /vm/vmlinuz -initrd /vm/initrd.gz -drive file=/vm/root.qcow2,if=virtio,format=qcow2,snapshot=on \
-  -append "console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name=$name lab.ip=$number" \
+  -kernel /vm/vmlinuz -initrd /vm/initrd.gz \
+  -drive file=/vm/root.qcow2,if=virtio,format=qcow2,snapshot=on \
+  -append "$append lab.name=$name lab.ip=$number" \
   -serial file:/share/console -chardev pipe,id=ctl,path=/share/ctl -serial chardev:ctl \
   -virtfs local,path=/share,mount_tag=host,security_model=none \
   -device virtio-rng-pci -global virtio-net-pci.romfile= "$@" || true

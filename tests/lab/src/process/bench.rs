@@ -39,7 +39,9 @@ cat /tmp/server /tmp/client >&2; exit 1
 
 const UCX: &str = r#"export UCX_TLS=posix,self UCX_LOG_LEVEL=fatal
 timeout 60 ucx_perftest -P 0 -t $TEST > /tmp/server 2>&1 &
-for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -qi ':3419 [0-9A-F:]* 0A ' /proc/net/tcp* && break; done
+for i in 1 2 3 4 5 6 7 8 9; do
+  sleep 0.2; grep -qi ':3419 [0-9A-F:]* 0A ' /proc/net/tcp* && break
+done
 timeout 60 ucx_perftest -P 0 -f -t $TEST 127.0.0.1
 "#;
 

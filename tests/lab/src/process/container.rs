@@ -46,7 +46,8 @@ mount --bind /mnt/host $root/host
 unset LD_PRELOAD LD_LIBRARY_PATH VHOST_RDMA_LIBRARIES
 exec chroot $root env PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp VHOST_RDMA_DEVICES="$devices" \
   LD_LIBRARY_PATH=/run/libraries \
-  LD_PRELOAD=/run/libraries/libvhost_rdma_heap.so:/run/libraries/libvhost_rdma_files.so sh -e /host/script
+  LD_PRELOAD=/run/libraries/libvhost_rdma_heap.so:/run/libraries/libvhost_rdma_files.so \
+  sh -e /host/script
 "#;
 
 #[derive(Debug)]

@@ -144,7 +144,11 @@ wait $it || { cat /tmp/asleep >&2; exit 1; }
 /// The network's process is killed: the one whose forefather is the run that this script is of.
 const KILL: &str = r#"parent() { sed -n 's/^PPid:[[:space:]]*//p' /proc/$1/status 2> /dev/null; }
 says() { tr '\0' ' ' < /proc/$1/cmdline 2> /dev/null; }
-run=$$; while [ "$run" != 1 ]; do case "$(says $run)" in *" run --nics "*) break;; esac; run=$(parent $run); done
+run=$$
+while [ "$run" != 1 ]; do
+  case "$(says $run)" in *" run --nics "*) break;; esac
+  run=$(parent $run)
+done
 # Of no other run may a process be touched.
 [ "$run" != 1 ]
 for p in $(cd /proc; echo [0-9]*); do

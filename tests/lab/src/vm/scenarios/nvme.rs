@@ -169,7 +169,8 @@ impl Args {
             b,
             "the target lets go of every QP",
             "rm /sys/kernel/config/nvmet/ports/1/subsystems/lab
-             n=0; while rdma resource show qp | grep -q nvmet; do sleep 0.2; n=$((n+1)); [ $n -lt 50 ] || exit 1; done
+             n=0; while rdma resource show qp | grep -q nvmet; do sleep 0.2; n=$((n+1)); \
+                 [ $n -lt 50 ] || exit 1; done
              rdma resource show qp",
         )?);
         Ok(table)

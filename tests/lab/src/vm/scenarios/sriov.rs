@@ -171,8 +171,10 @@ impl Host {
             for d in /sys/bus/pci/devices/*; do
               [ -e $d/sriov_totalvfs ] && [ -d $d/net ] || continue
               pf=$(ls $d/net); ip link set $pf up
-              for n in $(seq 50); do [ \"$(cat /sys/class/net/$pf/carrier)\" = 1 ] && break; sleep 0.2; done
-              echo ${d##*/} $pf $(cat /sys/class/net/$pf/carrier); ls /sys/kernel/iommu_groups | wc -l
+              for n in $(seq 50); do [ \"$(cat /sys/class/net/$pf/carrier)\" = 1 ] && break; \
+                  sleep 0.2; done
+              echo ${d##*/} $pf $(cat /sys/class/net/$pf/carrier); ls /sys/kernel/iommu_groups | \
+                  wc -l
             done";
         let guest = lab.guests.first_mut().context("no guest")?;
         let said = guest.must(setup, WAIT)?;

@@ -37,7 +37,8 @@ pub(super) fn find_gid(device: &str, address: [u8; 4]) -> String {
     let [a, b, c, d] = address;
     format!(
         "for n in $(seq 100); do
-for f in /sys/class/infiniband/{device}/ports/1/gids/*; do grep -q 'ffff:{a:02x}{b:02x}:{c:02x}{d:02x}' $f && basename $f && exit; done
+for f in /sys/class/infiniband/{device}/ports/1/gids/*; do \
+    grep -q 'ffff:{a:02x}{b:02x}:{c:02x}{d:02x}' $f && basename $f && exit; done
 sleep 0.2; done; exit 1"
     )
 }

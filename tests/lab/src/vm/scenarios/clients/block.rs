@@ -26,8 +26,10 @@ d=/dev/$(ls /sys/class/block | grep '^",
             $disk,
             "' | head -n 1)
 until [ -b $d ]; do sleep 0.1; done
-for o in '--rw=randwrite --bs=4k --size=4m' '--rw=randwrite --bs=64k --size=16m' '--rw=write --bs=1m --size=32m'; do
-  fio --name=block --filename=$d --direct=1 --ioengine=libaio --iodepth=8 --verify=crc32c --do_verify=1 --verify_fatal=1 $o --output=/tmp/fio.out || { cat /tmp/fio.out; exit 1; }
+for o in '--rw=randwrite --bs=4k --size=4m' '--rw=randwrite --bs=64k --size=16m' '--rw=write \
+    --bs=1m --size=32m'; do
+  fio --name=block --filename=$d --direct=1 --ioengine=libaio --iodepth=8 --verify=crc32c \
+      --do_verify=1 --verify_fatal=1 $o --output=/tmp/fio.out || { cat /tmp/fio.out; exit 1; }
   grep -E 'READ:|WRITE:' /tmp/fio.out
 done
 ",
@@ -138,7 +140,8 @@ echo 0 > $s/enable
             // The target's identity is its device's GUID, which follows from the MAC address.
             "modprobe ib_srp
 guid=$(tr -d : < $(ls -d /sys/class/infiniband/*)/node_guid | sed 's/1$/2/')
-echo id_ext=$guid,ioc_guid=$guid,dest=10.9.0.2:4242 > $(ls -d /sys/class/infiniband_srp/*)/add_target || { dmesg | tail -5; exit 1; }",
+echo id_ext=$guid,ioc_guid=$guid,dest=10.9.0.2:4242 > $(ls -d \
+    /sys/class/infiniband_srp/*)/add_target || { dmesg | tail -5; exit 1; }",
             "for r in /sys/class/srp_remote_ports/*; do echo 1 > $r/delete; done"
         ),
         bytes: BYTES,

@@ -165,7 +165,8 @@ fn domain(document: &str, daemon: &Daemon, run: &Path, [here, there]: [u16; 2]) 
     );
     let os = "<kernel>/mnt/vmlinuz</kernel>
     <initrd>/mnt/initrd.gz</initrd>
-    <cmdline>console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name=a lab.ip=1</cmdline>
+    <cmdline>console=ttyS0 quiet panic=0 mitigations=off no_timer_check lab.name=a \
+     lab.ip=1</cmdline>
   </os>";
     let devices = format!(
         "<serial type='file'><source path='{run}/a.console'/><target port='0'/></serial>

@@ -72,7 +72,8 @@ pub(super) const CLIENTS: &[Client] = &[
                  sh /host/mpi.sh --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include eth0 \
                  python3 /host/mpi-train.py > /tmp/train.tcp 2>&1 || { cat /tmp/train.tcp; exit 1; }
                  for r in ucx tcp; do grep -E '^(loss|ok) ' /tmp/train.$r > /tmp/losses.$r; done
-                 [ $(wc -l < /tmp/losses.ucx) = 41 ] && cmp /tmp/losses.ucx /tmp/losses.tcp || exit 1
+                 [ $(wc -l < /tmp/losses.ucx) = 41 ] && cmp /tmp/losses.ucx /tmp/losses.tcp || \
+                     exit 1
                  tail -n 2 /tmp/losses.ucx",
         bytes: GRADIENTS,
     },

@@ -51,7 +51,8 @@ pub(super) const CLIENTS: &[Client] = &[
     Client {
         name: "rcopy: a file",
         server: "cd /tmp; rm -f copy; timeout 60 rcopy & n=0
-                 until [ -s copy ] && [ $(stat -c %s copy) = 8388608 ] && [ -e /host/client.done ]; do
+                 until [ -s copy ] && [ $(stat -c %s copy) = 8388608 ] && \
+                     [ -e /host/client.done ]; do
                    sleep 0.2; n=$((n+1)); [ $n -lt 300 ] || exit 1
                  done
                  kill %1 2>/dev/null; sha256sum < copy",
@@ -135,7 +136,8 @@ umount /srv/lab
 const NFS_CLIENT: &str = "set -e
 modprobe rpcrdma
 mkdir -p /tmp/n
-nfs='mount -t nfs -o vers=4.2,proto=rdma,port=20049,sec=sys,soft,timeo=100,retry=0 10.9.0.2:/ /tmp/n'
+nfs='mount -t nfs -o vers=4.2,proto=rdma,port=20049,sec=sys,soft,timeo=100,retry=0 10.9.0.2:/ \
+    /tmp/n'
 $nfs
 grep ' /tmp/n ' /proc/mounts | grep proto=rdma
 dd if=/dev/urandom of=/tmp/original bs=1M count=16 2>/dev/null
@@ -143,7 +145,8 @@ cp /tmp/original /tmp/n/file
 umount /tmp/n
 $nfs
 cmp /tmp/original /tmp/n/file
-fio --name=nfs --directory=/tmp/n --rw=randwrite --bs=16k --size=8m --direct=1 --verify=crc32c --output-format=terse --output=/tmp/fio.out || { cat /tmp/fio.out; exit 1; }
+fio --name=nfs --directory=/tmp/n --rw=randwrite --bs=16k --size=8m --direct=1 --verify=crc32c \
+    --output-format=terse --output=/tmp/fio.out || { cat /tmp/fio.out; exit 1; }
 mkdir /tmp/n/dir
 cp -r /usr/share/doc/rdma-core /tmp/n/dir/
 diff -r /usr/share/doc/rdma-core /tmp/n/dir/rdma-core

@@ -65,7 +65,8 @@ done
 /// A NIC of a network, and the virtual guest on it, which has the address.
 const GUEST: &str = "set -e
 vhost-rdma nic add @NIC@ --network @NETWORK@ --backing rnic:rxe0@@HOST@ --address @ADDRESS@
-socket=$(vhost-rdma --json nic show @NIC@ | sed -n 's/.*\"socket\": *\"\\([^\"]*\\)\".*/\\1/p' | head -n 1)
+socket=$(vhost-rdma --json nic show @NIC@ | sed -n 's/.*\"socket\": *\"\\([^\"]*\\)\".*/\\1/p' | \
+    head -n 1)
 ulimit -l unlimited
 VHOST_RDMA_PATIENCE=4 setsid vguest-pod --socket $socket --address @ADDRESS@ \
   --listen 0.0.0.0:@PORT@ < /dev/null >> /host/@NIC@.log 2>&1 &

@@ -39,7 +39,8 @@ ip addr add @HERE@/16 dev eth0
 ";
 
 const LISTENS: &str = "n=0
-until rdma resource show cm_id | grep -q LISTEN; do sleep 0.5; n=$((n+1)); [ $n -lt 200 ] || exit 1; done
+until rdma resource show cm_id | grep -q LISTEN; do sleep 0.5; n=$((n+1)); [ $n -lt 200 ] || \
+    exit 1; done
 ";
 
 fn number(n: usize) -> Result<u8> {

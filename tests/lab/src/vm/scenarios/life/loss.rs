@@ -33,10 +33,12 @@ const STARTS: &str = "dmesg | grep -c 'the device was started again'";
 /// The work item that takes the device down waits for a program. Its own functions end with that
 /// call and have left the stack.
 const STUCK: &str = "
-n=0; until grep -qs ib_unregister_device /proc/[0-9]*/stack; do sleep 0.1; n=$((n+1)); [ $n -lt 600 ] || { dmesg | tail -20; exit 1; }; done";
+n=0; until grep -qs ib_unregister_device /proc/[0-9]*/stack; do sleep 0.1; n=$((n+1)); \
+    [ $n -lt 600 ] || { dmesg | tail -20; exit 1; }; done";
 
 const LEFT_ALONE: &str = "
-n=0; until dmesg | grep -q 'does not answer and is left alone'; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done";
+n=0; until dmesg | grep -q 'does not answer and is left alone'; do sleep 0.1; n=$((n+1)); \
+    [ $n -lt 200 ] || { dmesg | tail -20; exit 1; }; done";
 
 impl Life {
     /// A driver that counts from the beginning.

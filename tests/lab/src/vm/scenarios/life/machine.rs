@@ -19,10 +19,12 @@ const TO_BED: &str = r#"set -e
 cp /host/products/vrdma-life /tmp/
 rm -f /tmp/hold.* /host/nap.*
 for m in poll sleep busy; do
-  setsid sh -c "cd /tmp; ./vrdma-life {device} $m > /tmp/hold.$m 2>&1; echo \$? > /tmp/hold.$m.status" < /dev/null > /dev/null 2>&1 &
+  setsid sh -c "cd /tmp; ./vrdma-life {device} $m > /tmp/hold.$m 2>&1
+    echo \$? > /tmp/hold.$m.status" < /dev/null > /dev/null 2>&1 &
 done
 n=0
-until grep -q holding /tmp/hold.poll && grep -q holding /tmp/hold.sleep && grep -q holding /tmp/hold.busy; do
+until grep -q holding /tmp/hold.poll && grep -q holding /tmp/hold.sleep &&
+  grep -q holding /tmp/hold.busy; do
   sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { cat /tmp/hold.*; exit 1; }
 done
 cat > /tmp/nap.sh <<'EOF'
@@ -46,7 +48,8 @@ const AWAKE: &str = r"
 for m in poll sleep busy; do
   n=0
   until [ -e /tmp/hold.$m.status ]; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || break; done
-  [ x$(cat /tmp/hold.$m.status) = x0 ] || { echo vrdma-life $m: $(cat /tmp/hold.$m.status); cat /tmp/hold.$m; dmesg | tail -30; exit 1; }
+  [ x$(cat /tmp/hold.$m.status) = x0 ] || { echo vrdma-life $m: $(cat /tmp/hold.$m.status);
+    cat /tmp/hold.$m; dmesg | tail -30; exit 1; }
 done
 ";
 

@@ -30,7 +30,8 @@ ip -6 addr replace fd00:9::$ip/64 dev $i nodad
 /// Runs `{doing}` and waits for a line of a program that prints asynchronous events.
 const EVENT: &str = "
 n=0
-until grep -qi '{event}' /tmp/events; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { cat /tmp/events; ibv_devinfo; exit 1; }; done
+until grep -qi '{event}' /tmp/events; do sleep 0.1; n=$((n+1)); [ $n -lt 200 ] || { \
+    cat /tmp/events; ibv_devinfo; exit 1; }; done
 ibv_devinfo -d {dev} | grep {state}
 ";
 

@@ -270,7 +270,8 @@ pub(super) fn cdi(node: &mut Node) -> Result<()> {
         let file = format!("/var/run/cdi/vhost-rdma.io-nic_{id}.json");
         let said = node.sh(&format!(
             "{ALONE}; test ! -e {file}
-/host/products/cri-pod --plugin /var/lib/kubelet/device-plugins/vhost-rdma-{pool}.sock --image {VERBS} --id {id} -- /bin/sh -c 'ls -l /dev/infiniband; exec ibv_devinfo -d {variable}'
+/host/products/cri-pod --plugin /var/lib/kubelet/device-plugins/vhost-rdma-{pool}.sock --image \
+    {VERBS} --id {id} -- /bin/sh -c 'ls -l /dev/infiniband; exec ibv_devinfo -d {variable}'
 cat {file}"
         ))?;
         ensure!(

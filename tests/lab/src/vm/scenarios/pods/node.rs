@@ -25,7 +25,8 @@ const SET_UP: &str = r#"set -e
 modprobe -a overlay bridge veth br_netfilter igb igbvf rdma_rxe ib_uverbs rdma_ucm
 modprobe vfio_iommu_type1 allow_unsafe_interrupts=1
 modprobe vfio-pci
-mkdir -p /run/pods /opt/cni/bin /etc/cni/net.d /etc/containerd /etc/kubernetes/manifests /etc/vhost-rdma-agent /host/log /sys/fs/cgroup
+mkdir -p /run/pods /opt/cni/bin /etc/cni/net.d /etc/containerd /etc/kubernetes/manifests \
+  /etc/vhost-rdma-agent /host/log /sys/fs/cgroup
 tar -xf /host/products/tools.tar -C /run/pods
 for p in kubelet vhost-rdma vhost-rdma-agent; do cp /host/products/$p /run/pods/usr/bin/; done
 cp /host/products/vhost-rdma-cni /opt/cni/bin/
@@ -61,7 +62,8 @@ version = 2
 /// into a pod, see the scenario's head.
 const NETWORK: &str = r#"{"cniVersion": "1.0.0", "name": "lab", "plugins": [{
   "type": "bridge", "bridge": "k8sbr0", "isGateway": true, "ipMasq": false,
-  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.222.0.0/24"}]],
+           "routes": [{"dst": "0.0.0.0/0"}]}
 }]}"#;
 
 /// Kubelet 1.20 makes no cgroups of its own here: the runtime does.
@@ -190,7 +192,8 @@ impl Node {
         self.write("/etc/cni/net.d/10-lab.conflist", NETWORK)?;
         self.write("/etc/kubernetes/kubelet.yaml", KUBELET)?;
         self.sh("setsid containerd < /dev/null > /host/log/containerd.log 2>&1 &
-n=0; until ctr version >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 200 ] || { tail -20 /host/log/containerd.log; exit 1; }; sleep 0.2; done
+n=0; until ctr version >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 200 ] || { \
+    tail -20 /host/log/containerd.log; exit 1; }; sleep 0.2; done
 for i in /host/images/*.tar; do ctr -n k8s.io images import $i || exit 1; done")?;
         self.sh(START_KUBELET)?;
         self.until("the kubelet", |node| {
@@ -206,7 +209,8 @@ for i in /host/images/*.tar; do ctr -n k8s.io images import $i || exit 1; done")
     pub(super) fn restart_agent(&mut self, injection: &str) -> Result<()> {
         let config = format!("injection = \"{injection}\"\n{}", self.pools);
         self.write(AGENT_CONFIG, &config)?;
-        self.sh("if [ -e /run/agent.pid ]; then p=$(cat /run/agent.pid); kill $p; while grep -q . /proc/$p/cmdline 2>/dev/null; do sleep 0.1; done; fi
+        self.sh("if [ -e /run/agent.pid ]; then p=$(cat /run/agent.pid); kill $p; \
+            while grep -q . /proc/$p/cmdline 2>/dev/null; do sleep 0.1; done; fi
 setsid vhost-rdma-agent serve < /dev/null >> /host/log/agent.log 2>&1 & echo $! > /run/agent.pid")?;
         self.until("the agent's registration", |node| {
             let Ok(status) = node.status() else { return Ok(None) };

@@ -23,9 +23,11 @@ impl Args {
         peer: &mut Guest,
         table: &mut Vec<Row>,
     ) -> Result<()> {
-        const OURS: &str = "ulimit -l unlimited; export VHOST_RDMA_BIN=/host/products/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0
+        const OURS: &str = "ulimit -l unlimited; export VHOST_RDMA_BIN=/host/products/vhost-rdma \
+            VHOST_RDMA_BACKING=rnic:rxe0
 rm -f /tmp/cm.out
-/host/products/pingpong --address 10.0.0.1 --peer 10.0.0.200 --cm 10.0.0.200 --port 7471 --size 1000 --iterations 100 @MORE@ > /tmp/cm.out 2>&1
+/host/products/pingpong --address 10.0.0.1 --peer 10.0.0.200 --cm 10.0.0.200 --port 7471 --size \
+    1000 --iterations 100 @MORE@ > /tmp/cm.out 2>&1
 status=$?; cat /tmp/cm.out; exit $status";
         const READY: &str =
             "n=0; until @TEST@; do sleep 0.2; n=$((n+1)); [ $n -lt 300 ] || exit 1; done";

@@ -28,7 +28,8 @@ rdma link add rxe1 type rxe netdev dummy0
 echo 64 > /proc/sys/vm/nr_hugepages
 test $(cat /proc/sys/vm/nr_hugepages) = 64
 cp /host/products/vhost-rdma /tmp/vhost-rdma
-n=0; until grep -q ffff:0a00:0103 /sys/class/infiniband/rxe1/ports/1/gids/*; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ]; done
+n=0; until grep -q ffff:0a00:0103 /sys/class/infiniband/rxe1/ports/1/gids/*; do sleep 0.2; \
+    n=$((n+1)); [ $n -lt 100 ]; done
 ";
 const AFTERWARDS: &str =
     "rdma link delete rxe1; ip link delete dummy0; echo 0 > /proc/sys/vm/nr_hugepages
@@ -36,7 +37,8 @@ rdma link show rxe0/1";
 
 const TEST: &str = "ulimit -l unlimited
 ip link set dummy0 up; for n in 1 2 3; do ip addr replace 10.0.1.$n/32 dev dummy0; done
-export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8 RUST_BACKTRACE=0
+export VHOST_RDMA_BIN=/tmp/vhost-rdma VHOST_RDMA_BACKING=rnic:rxe0 VHOST_RDMA_PATIENCE=8 \
+    RUST_BACKTRACE=0
 export VHOST_RDMA_WITNESS=/host/@WITNESS@ VHOST_RDMA_DISK=/host
 exec /host/products/@BINARY@ --ignored --exact --nocapture @TEST@ 2>&1";
 

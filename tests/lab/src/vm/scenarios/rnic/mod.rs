@@ -82,7 +82,8 @@ const HOST: &str = "set -e
 ip link set eth0 mtu 4200
 sysctl -qw net.ipv6.conf.eth0.keep_addr_on_down=1 net.ipv6.conf.eth0.accept_dad=0
 ip addr add 10.0.3.3/24 dev eth0; ip addr add 10.0.9.1/24 dev eth0
-for n in $(seq 1 @ADDRESSES@); do ip addr add 10.0.0.$n/24 dev eth0; ip addr add fd00:1::$(printf %x $n)/64 dev eth0 nodad; done
+for n in $(seq 1 @ADDRESSES@); do ip addr add 10.0.0.$n/24 dev eth0; \
+    ip addr add fd00:1::$(printf %x $n)/64 dev eth0 nodad; done
 sleep 2
 ";
 

@@ -28,7 +28,8 @@ impl Args {
         );
         let theirs = format!(
             "ulimit -l unlimited
-gid=$(for f in /sys/class/infiniband/rxe0/ports/1/gids/*; do grep -q 'ffff:0a00:00c8' $f && basename $f && break; done)
+gid=$(for f in /sys/class/infiniband/rxe0/ports/1/gids/*; do grep -q 'ffff:0a00:00c8' $f && \
+    basename $f && break; done)
 exec ibv_rc_pingpong -d rxe0 -g $gid -n {GAMES} -c "
         );
         if self.wanted("pingpong: rxe serves") {

@@ -130,15 +130,18 @@ const REFUSED: &str = "set -e
 
 /// What the crate changes, as `rdma` sees it; and what it is told while that happens.
 pub(super) fn changes(host: &mut Host) -> Result<()> {
-    host.sh(&format!("{REFUSED}
-        rdma-json monitor 99 > /tmp/events & m=$!; for n in $(seq 50); do [ -s /tmp/events ] && break; sleep 0.2; done
+    host.sh(&format!(
+        "{REFUSED}
+        rdma-json monitor 99 > /tmp/events & m=$!; for n in $(seq 50); do [ -s /tmp/events ] && \
+            break; sleep 0.2; done
         rdma-json add one rxe eth0
         refused rdma-json add one rxe eth0; grep -q 'File exists' /tmp/refused
         rdma-json rename one two; rdma link show two/1 | grep -q 'netdev eth0'
         refused rdma-json rename one three
         test -c /dev/infiniband/$(rdma-json | sed -n 's/.*\"name\": \"\\(uverbs[0-9]*\\)\".*/\\1/p')
         rdma-json delete two; refused rdma link show two/1; refused rdma-json delete two
-        sleep 1; kill $m"))?;
+        sleep 1; kill $m"
+    ))?;
     let events = host.sh("cat /tmp/events")?;
     let newer = host.sh("[ $(uname -r | cut -d. -f1) -ge 7 ] && echo yes; true")?;
     // Linux 6.12 has no announcement of names.
@@ -155,12 +158,15 @@ pub(super) fn changes(host: &mut Host) -> Result<()> {
     }
     // Exclusive mode, and a driver that cannot move: refused, in the kernel's words, and nothing
     // has changed.
-    let said = host.sh(&format!("{REFUSED}
+    let said = host.sh(&format!(
+        "{REFUSED}
         rdma-json mode exclusive; rdma system show
         rdma-json add one rxe eth0; ip netns add blue
         refused rdma-json move one /run/netns/blue two; cat /tmp/refused; rdma dev show
         refused rdma-json move one /proc/self/ns/uts
-        rdma-json delete one; ip netns del blue; sleep 0.5; rdma-json mode shared; rdma system show"))?;
+        rdma-json delete one; ip netns del blue; sleep 0.5; rdma-json mode shared; \
+            rdma system show"
+    ))?;
     for words in ["netns exclusive", "cannot move RDMA device", "one: node_type", "netns shared"] {
         ensure!(said.contains(words), "nobody said {words:?}:\n{said}");
     }

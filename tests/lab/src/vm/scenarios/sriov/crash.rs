@@ -62,7 +62,8 @@ impl Operation {
         for (call, n) in &steps {
             let script = format!(
                 "{reset} >/dev/null || exit 9
-                strace -f -qq -o /dev/null -e trace={call} -e inject={call}:signal=SIGKILL:when={n} {run} >/dev/null 2>/tmp/said
+                strace -f -qq -o /dev/null -e trace={call} -e \
+                    inject={call}:signal=SIGKILL:when={n} {run} >/dev/null 2>/tmp/said
                 echo $? $(vhost-rdma --json vf recover | tr -d ' \n')
                 vhost-rdma --json vf list {}",
                 host.pf

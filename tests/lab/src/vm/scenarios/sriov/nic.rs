@@ -31,12 +31,15 @@ modprobe -a rdma_rxe ib_uverbs
 /// A daemon with a NIC that nobody has connected to, and its end.
 const IDLE: &str = "set -e
 vhost-rdma serve --ephemeral --runtime-dir /run/v > /tmp/vf.log 2>&1 & echo $! > /tmp/vf.pid
-n=0; until [ -S /run/v/admin.sock ]; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ] || { cat /tmp/vf.log; exit 1; }; done
+n=0; until [ -S /run/v/admin.sock ]; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ] || { \
+    cat /tmp/vf.log; exit 1; }; done
 vhost-rdma --socket /run/v/admin.sock network add net
-vhost-rdma --socket /run/v/admin.sock nic add vm1 --network net --backing rnic:rxevf --address 10.0.0.1
+vhost-rdma --socket /run/v/admin.sock nic add vm1 --network net --backing rnic:rxevf --address \
+    10.0.0.1
 ";
 const END: &str = "p=$(cat /tmp/vf.pid); kill $p
-n=0; while [ -d /proc/$p ] && ! grep -q zombie /proc/$p/status; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ] || exit 1; done";
+n=0; while [ -d /proc/$p ] && ! grep -q zombie /proc/$p/status; do sleep 0.2; n=$((n+1)); \
+    [ $n -lt 100 ] || exit 1; done";
 
 /// The daemon with its backing, and the programs of both sides.
 pub(super) fn products(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
