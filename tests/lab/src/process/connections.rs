@@ -78,10 +78,6 @@ done
 /// Servers and clients, and what a client has to have said in the end (a regular expression). What
 /// is compared, they compare themselves: `-v`, `-T v`.
 ///
-/// rping of rdma-core 65 seldom waits for ever in the end, as it may with the kernel: it polls,
-/// then reads without a limit, and destroys its identifier meanwhile, which takes the event back
-/// (librdmacm/examples/rping.c, `cm_thread()`).
-///
 /// Of rdmacm-utils two are not among them, nor in what follows:
 ///
 /// - rdma_xclient, with rdma_xserver, sends its 16 bytes inline through a queue pair for which it
@@ -154,6 +150,14 @@ const CHANNELS: &str = "timeout 60 /host/process-channels $A $B 200";
 /// NICs of a container for these.
 pub(super) const NICS: u32 = 3;
 
+/// Whether a release has a program in a form that comes to an end. Not rping of rdma-core 65: it
+/// polls its channel, then reads from it without a limit, and destroys its identifier meanwhile,
+/// which takes the event back (librdmacm/examples/rping.c, `cm_thread()`). That may hang with the
+/// kernel too; here it does so in one run of three when the machine is busy, after all pings.
+fn ends(release: Release, program: &str) -> bool {
+    release != Release::Next || !program.starts_with("rping")
+}
+
 /// Names, and scripts, for what a release has.
 pub(super) fn all(release: Release) -> Vec<(String, String)> {
     let cmtime = match release {
@@ -178,5 +182,6 @@ pub(super) fn all(release: Release) -> Vec<(String, String)> {
         ("channels that end under a thread", CHANNELS),
     ];
     let more = more.map(|(name, script)| (name.to_owned(), format!("{PLACES}{script}")));
-    pairs.chain(more).map(|(name, script)| (format!("rdma_cm: {name}"), script)).collect()
+    let all = pairs.chain(more).filter(|(name, _)| ends(release, name));
+    all.map(|(name, script)| (format!("rdma_cm: {name}"), script)).collect()
 }

@@ -69,7 +69,7 @@ impl Release {
     /// is not run.
     pub(super) const fn least(self) -> Option<usize> {
         match self {
-            Self::Debian(Debian::Bookworm) => Some(118),
+            Self::Debian(Debian::Bookworm) => Some(108),
             Self::Debian(Debian::Trixie | Debian::TrixieBackports) => Some(129),
             Self::Ubuntu => Some(123),
             Self::Next => None,
