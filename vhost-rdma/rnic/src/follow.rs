@@ -24,9 +24,9 @@ pub(super) impl Nic {
     fn walk_keys(&self) -> Keys {
         Keys {
             gsi: self.backing.services.lost_rings(&self.space),
-            lost: self.backing.mr_keys.walk(),
+            lost: self.backing.mr_keys.all().walk(),
             windows: self.backing.windows.walk(),
-            keys: self.backing.mr_keys.walk(),
+            keys: self.backing.mr_keys.all().walk(),
         }
     }
 
@@ -42,7 +42,7 @@ pub(super) impl Nic {
             self.gsi_fatal();
             self.backing.services.drop_rings();
         }
-        while let Some(key) = change.lost.next(&self.backing.mr_keys) {
+        while let Some(key) = change.lost.next(self.backing.mr_keys.all()) {
             let mappings = self.backing.mrs.get_mut(&key).map_or(0, |mr| mr.follow(space));
             self.meter.charge_each(cost::VISIT, 1 + mappings);
             if budget.is_over(&self.meter) {
@@ -59,7 +59,7 @@ pub(super) impl Nic {
                 return false;
             }
         }
-        while let Some(key) = change.keys.next(&self.backing.mr_keys) {
+        while let Some(key) = change.keys.next(self.backing.mr_keys.all()) {
             self.meter.charge(cost::VISIT);
             let lost: Option<HostMr> = self.backing.mrs.get_mut(&key).and_then(Mr::take_lost);
             if let Some(host) = lost {

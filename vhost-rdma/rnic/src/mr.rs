@@ -146,7 +146,7 @@ pub(super) impl Nic {
         self.backing.mr_bytes += mr.bytes;
         self.backing.mr_runs += mr.runs;
         self.join_pd(mr.pdn);
-        self.backing.mr_keys.insert(lkey);
+        self.backing.mr_keys.insert(lkey, mr.ctx);
         self.backing.mrs.insert(lkey, mr);
         let keys = abi::MrResp { lkey: U32::new(lkey), rkey: U32::new(rkey) };
         Ok(Begun::Done(Reply::Mr(keys)))

@@ -8,7 +8,8 @@ use rustc_hash::FxHashMap;
 use vhost_rdma_engine::cm::{Inbox, Wake};
 use vhost_rdma_engine::link::Gid;
 use vhost_rdma_engine::nic::budget::Meter;
-use vhost_rdma_engine::nic::roster::{Roster, Slots, Walk};
+use vhost_rdma_engine::nic::owned_numbers::OwnedNumbers;
+use vhost_rdma_engine::nic::roster::{Slots, Walk};
 use vhost_rdma_engine::nic::shards::Shards;
 use vhost_rdma_engine::nic::{self, Nanos, NicSettings, NicState, Parts, Port};
 
@@ -92,7 +93,7 @@ pub struct Rnic {
     /// By lkey.
     pub(super) mrs: Shards<Mr>,
     /// The same, in an order that can be walked.
-    pub(super) mr_keys: Roster,
+    pub(super) mr_keys: OwnedNumbers,
     pub(super) mr_bytes: u64,
     /// Mappings that their windows take.
     pub(super) mr_runs: usize,
@@ -180,7 +181,7 @@ impl Rnic {
             stopping: Stopping::default(),
             opening: false,
             mrs: Shards::default(),
-            mr_keys: Roster::default(),
+            mr_keys: OwnedNumbers::default(),
             mr_bytes: 0,
             mr_runs: 0,
             windows: Windows::default(),

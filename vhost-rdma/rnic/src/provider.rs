@@ -3,8 +3,8 @@
 use vhost_rdma_engine::link::Gid;
 use vhost_rdma_engine::nic::budget::{Budget, cost};
 use vhost_rdma_engine::nic::doorbell::Owner;
+use vhost_rdma_engine::nic::owned_numbers::OwnedNumbers;
 use vhost_rdma_engine::nic::quota::Places;
-use vhost_rdma_engine::nic::roster::Roster;
 use vhost_rdma_engine::nic::shape::{self, Bounds};
 use vhost_rdma_engine::nic::{Nanos, NicState, Objects, Provider, Status};
 use vhost_rdma_memory::AddressSpace;
@@ -137,7 +137,7 @@ impl Provider for Rnic {
         done
     }
 
-    fn keys(&self) -> &Roster {
+    fn keys(&self) -> &OwnedNumbers {
         &self.mr_keys
     }
 

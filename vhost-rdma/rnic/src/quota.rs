@@ -6,6 +6,7 @@ use slab::Slab;
 use vhost_rdma_engine::cm::{Mad, ROOM};
 use vhost_rdma_engine::nic::contexts::DOORBELLS;
 use vhost_rdma_engine::nic::cq::Cq;
+use vhost_rdma_engine::nic::owned_numbers::LINKS;
 use vhost_rdma_engine::nic::quota::{ALWAYS, CONTEXT, Places, WAITING, entry};
 
 use super::nic::{Ah, Nic, Pd, Qp, Srq};
@@ -22,7 +23,7 @@ pub(super) static RNIC: Places = Places {
         CONTEXT,
         DOORBELLS,
         entry(size_of::<Pd>()) + HOST,
-        entry(size_of::<Mr>()) + 3 * entry(8) + HOST,
+        entry(size_of::<Mr>()) + 3 * entry(8) + entry(LINKS) + HOST,
         entry(WINDOW) + entry(8) + HOST,
         entry(size_of::<Cq>()) + 3 * WAITING,
         entry(size_of::<Srq>()) + entry(8) + 2 * WAITING + HOST,

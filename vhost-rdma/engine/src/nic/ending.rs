@@ -43,7 +43,6 @@ impl<P: Provider> Nic<P> {
             closing: None,
             srqs: Slots::of(&self.srqs),
             ahs: Slots::of(&self.ahs),
-            keys: self.backing.keys().walk(),
             pds: Slots::of(&self.pds),
             cqs: Slots::of(&self.cqs),
         };
@@ -91,10 +90,13 @@ impl<P: Provider> Nic<P> {
             self.remove_ah(ah);
         }
         while !budget.is_over(&self.meter)
-            && let Some(number) = end.keys.next(self.backing.keys())
+            && let Some(number) = self.backing.keys().first_of(ctx)
         {
             self.meter.charge(cost::VISIT);
             P::end_key(self, number, ctx);
+            if self.backing.keys().first_of(ctx) == Some(number) {
+                break;
+            }
         }
         while let Some(pdn) = end.pds.sweep(&self.pds, (&self.meter, budget), |pd| pd.ctx == ctx) {
             self.remove_pd(pdn);

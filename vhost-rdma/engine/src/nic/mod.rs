@@ -39,6 +39,7 @@ pub mod objects;
 pub mod on_shard;
 pub(crate) mod outbox;
 mod owned;
+pub mod owned_numbers;
 pub mod parts;
 mod pending;
 mod port;

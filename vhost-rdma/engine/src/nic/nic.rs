@@ -21,6 +21,7 @@ use super::doorbell::Owner;
 use super::limits::{GID_TABLE_LEN, counters};
 use super::objects::{Ah, Pd, Qp, Srq};
 use super::outbox::Outbox;
+use super::owned_numbers::OwnedNumbers;
 use super::parts::Parts;
 use super::qp::State;
 use super::quota::{Kept, Places};
@@ -180,7 +181,7 @@ pub trait Provider: Parts {
     /// Its QPs are gone; true: nothing is left of them.
     fn end_after_qps(nic: &mut Nic<Self>, end: &mut Self::Ending, budget: &mut Budget) -> bool;
     /// The numbers of its keys.
-    fn keys(&self) -> &Roster;
+    fn keys(&self) -> &OwnedNumbers;
     /// Ends what a key names, if that is the context's.
     fn end_key(nic: &mut Nic<Self>, number: u32, ctx: u32);
     /// A context is gone.

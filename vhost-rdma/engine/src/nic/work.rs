@@ -55,7 +55,6 @@ pub struct End<P: Parts> {
     pub(super) closing: Option<u32>,
     pub(super) srqs: Slots,
     pub(super) ahs: Slots,
-    pub(super) keys: Walk,
     pub(super) pds: Slots,
     pub(super) cqs: Slots,
 }

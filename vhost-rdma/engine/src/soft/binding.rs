@@ -26,7 +26,7 @@ impl MrTable {
     ) -> Result<u32, Status> {
         let key = self.new_key(random)?;
         let (ctx, pdn) = owner;
-        self.join(key >> 8, pdn);
+        self.join(key >> 8, owner);
         let since = self.change();
         let window = Window { ctx, pdn, key, kind, binding: None, since };
         self.by_number.insert(key >> 8, Keyed::Window(window));

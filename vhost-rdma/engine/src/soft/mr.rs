@@ -15,7 +15,7 @@ use super::numbers::{Numbers, Random};
 use super::window::{SavedWindow, Window};
 use crate::memory::{AddressSpace, Borrowed, SavedMap, Translation};
 use crate::nic::Status;
-use crate::nic::roster::Roster;
+use crate::nic::owned_numbers::OwnedNumbers;
 use crate::nic::saved::BadState;
 use crate::nic::shards::Shards;
 use crate::nic::verb::Rereg;
@@ -167,7 +167,7 @@ impl Access {
 pub(super) struct MrTable {
     pub(super) by_number: Shards<Keyed>,
     /// The same, in an order that can be walked.
-    pub(super) numbers: Roster,
+    pub(super) numbers: OwnedNumbers,
     /// Regions and windows in each domain.
     users: FxHashMap<u32, u32>,
     random: Numbers,
@@ -253,8 +253,8 @@ impl MrTable {
     /// See [`crate::nic::saved`]; `None` if a region's memory is no guest's.
     pub(super) fn save(&self) -> Option<SavedKeys> {
         let (mut regions, mut windows) = (Vec::new(), Vec::new());
-        let mut walk = self.numbers.walk();
-        while let Some(number) = walk.next(&self.numbers) {
+        let mut walk = self.numbers.all().walk();
+        while let Some(number) = walk.next(self.numbers.all()) {
             match self.by_number.get(&number)? {
                 Keyed::Region(mr) => regions.push(mr.save()?),
                 Keyed::Window(window) => windows.push(window.save()),
@@ -285,7 +285,7 @@ impl MrTable {
                 let shown = table.get_mut(region);
                 shown.ok_or(BadState::Content("a window without its region"))?.windows += 1;
             }
-            table.join(window.key >> 8, window.pdn);
+            table.join(window.key >> 8, (window.ctx, window.pdn));
             table.by_number.insert(window.key >> 8, Keyed::Window(window));
         }
         saved.resting.into_iter().for_each(|number| table.random.rest(number));
@@ -308,13 +308,13 @@ impl MrTable {
         self.bytes += mr.charged();
         self.regions += 1;
         self.mirrors += usize::from(mr.is_mirrored());
-        self.join(mr.key >> 8, mr.pdn);
+        self.join(mr.key >> 8, (mr.ctx, mr.pdn));
         self.by_number.insert(mr.key >> 8, Keyed::Region(mr));
     }
 
-    /// A number is in use, in a domain.
-    pub(super) fn join(&mut self, number: u32, pdn: u32) {
-        self.numbers.insert(number);
+    /// A number is in use, in a domain of a context.
+    pub(super) fn join(&mut self, number: u32, (ctx, pdn): (u32, u32)) {
+        self.numbers.insert(number, ctx);
         *self.users.entry(pdn).or_default() += 1;
     }
 

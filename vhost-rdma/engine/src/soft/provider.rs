@@ -11,9 +11,10 @@ use crate::memory::AddressSpace;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::doorbell::Owner;
 use crate::nic::follow::MAPPING;
+use crate::nic::owned_numbers::OwnedNumbers;
 use crate::nic::qp::Wait;
 use crate::nic::quota::Places;
-use crate::nic::roster::{Roster, Walk};
+use crate::nic::roster::Walk;
 use crate::nic::shape::{self, Bounds};
 use crate::nic::{Objects, Provider, Status};
 
@@ -105,7 +106,7 @@ impl Provider for Soft {
         true
     }
 
-    fn keys(&self) -> &Roster {
+    fn keys(&self) -> &OwnedNumbers {
         &self.mrs.numbers
     }
 
@@ -217,7 +218,7 @@ impl Provider for Soft {
     fn dropped(_nic: &mut SoftNic) {}
 
     fn walk_keys(nic: &SoftNic) -> Walk {
-        nic.backing.mrs.numbers.walk()
+        nic.backing.mrs.numbers.all().walk()
     }
 
     fn follow_keys(
@@ -226,7 +227,7 @@ impl Provider for Soft {
         space: &AddressSpace,
         budget: &mut Budget,
     ) -> bool {
-        while let Some(number) = keys.next(&nic.backing.mrs.numbers) {
+        while let Some(number) = keys.next(nic.backing.mrs.numbers.all()) {
             let (mappings, lost) = nic.backing.mrs.follow(number, space);
             nic.meter.charge(cost::VISIT + MAPPING * mappings as u64);
             nic.deferred_drops.extend(lost.map(DeferredDrop::new));

@@ -10,6 +10,7 @@ use crate::nic::contexts::{DOORBELLS, SPARE_PAGES};
 use crate::nic::cq::Cq;
 use crate::nic::doorbell::SLOT;
 use crate::nic::limits::{MAX_INLINE, WINDOWS_PER_MR};
+use crate::nic::owned_numbers::LINKS;
 use crate::nic::qp::{PIECES, SendQueue};
 use crate::nic::quota::{ALWAYS, CONTEXT, Kind, Places, WAITING, entry};
 
@@ -19,8 +20,8 @@ pub(super) static ENGINE: Places = Places {
         CONTEXT,
         DOORBELLS,
         entry(size_of::<Pd>()),
-        entry(size_of::<Keyed>()) + 8 + entry(8),
-        entry(size_of::<Keyed>()) + 8 + entry(8),
+        entry(size_of::<Keyed>()) + 8 + entry(8) + entry(LINKS),
+        entry(size_of::<Keyed>()) + 8 + entry(8) + entry(LINKS),
         entry(size_of::<Cq>()) + 3 * WAITING,
         entry(size_of::<Srq>()) + 2 * WAITING,
         entry(16) + entry(4) + 7 * WAITING,

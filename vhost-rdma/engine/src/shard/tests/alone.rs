@@ -1,11 +1,12 @@
 //! What can be seen where nothing crosses: whoever looks finds all of it done, and nothing of the
 //! link's own left.
 
-use virtio_rdma_abi::{opcode, qpt, send_flags};
+use virtio_rdma_abi::{self as abi, opcode, qpt, send_flags};
 
 use super::connected::{Moderated, US};
-use crate::shard::testing::driver::{World, wqe};
-use crate::shard::{Command, Status};
+use crate::memory::Ring;
+use crate::shard::testing::driver::{Guest, World, limits, wqe};
+use crate::shard::{Command, Limits, NicSettings, Reply, Status};
 
 #[test]
 fn a_moderated_event_leaves_no_timer_behind() {
@@ -29,4 +30,31 @@ fn posted_work_counts_when_a_cq_shrinks() {
     let (_, ring) = a.ring(1024);
     let shrink = Command::CqResize { cqn: qa.cq.cqn, entries: 4, requested: 4, ring };
     assert_eq!(world.execute(&a, a.ctx, shrink).unwrap_err(), Status::INVAL);
+}
+
+/// Keys of other contexts are not looked at.
+#[test]
+fn the_end_of_a_context_costs_what_it_has() {
+    let mut world = World::new();
+    let many = Limits { max_mrs: 1 << 16, ..limits() };
+    let mut a = world.guest_with(1, 1, |shard, settings, port| {
+        shard.add_nic(NicSettings { limits: many, ..settings }, port)
+    });
+    let costs = |world: &mut World, a: &mut Guest| {
+        let at = a.alloc(4096);
+        let db_page = Ring::page(&a.space, at).unwrap();
+        let Reply::Context(context) = world.ok(a, 0, Command::ContextCreate { db_page }) else {
+            panic!("not a context")
+        };
+        let before = world.shard.charged();
+        world.ok(a, context.ctx.get(), Command::ContextDestroy);
+        world.shard.charged() - before
+    };
+    let alone = costs(&mut world, &mut a);
+    for _ in 0..20_000 {
+        world.ok(&a, a.ctx, Command::MwAlloc { pdn: a.pd, kind: abi::mw_type::TYPE1 });
+    }
+    let beside = costs(&mut world, &mut a);
+    assert!(beside <= 2 * alone, "{alone} ns alone, {beside} ns beside 20 000 keys of another");
+    assert_eq!(world.shard.status(a.nic).unwrap().objects.contexts, 1);
 }
