@@ -52,17 +52,29 @@ impl Carrier {
     /// Gives the shard what has come.
     #[inline]
     pub(super) fn bring(&mut self, shard: &mut Shard) {
+        self.take(|parcel| shard.arrive(parcel));
+    }
+
+    /// Takes what has come, if that needs no wait.
+    #[inline]
+    pub(super) fn take(&mut self, arrives: impl FnMut(Parcel)) {
         if !self.inbox.has_any() {
             return;
         }
         self.inbox.take_all(&mut self.arrived);
-        self.arrived.drain(..).for_each(|parcel| shard.arrive(parcel));
+        self.arrived.drain(..).for_each(arrives);
     }
 
     /// Takes from the shard what leaves it.
     #[inline]
     pub(super) fn take_away(&self, shard: &mut Shard) {
-        for (parcels, (sender, waker)) in shard.outgoing().iter_mut().zip(&self.ways) {
+        self.send(shard.outgoing());
+    }
+
+    /// Sends what needs no wait.
+    #[inline]
+    pub(super) fn send(&self, leaves: &mut [VecDeque<Parcel>]) {
+        for (parcels, (sender, waker)) in leaves.iter_mut().zip(&self.ways) {
             if !parcels.is_empty() && sender.try_send_all(parcels) {
                 waker.wake();
             }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use super::kicks::WatchedKick;
 use super::mailbox::Sender;
 use super::reply::{NoAnswer, reply};
 use super::turn_stats::{Beat, TurnStats};
-use super::waker::{Waker, WatchedKick};
+use super::waker::Waker;
 use crate::link::NicId;
 use crate::shard::{Nanos, Shard};
 

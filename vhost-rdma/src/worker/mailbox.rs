@@ -7,8 +7,10 @@
 //! do then is sleep, which [`Found::Later`] tells it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, TryLockError};
+
+use super::sync::{AtomicUsize, Mutex, spin_loop};
 
 /// What the worker finds.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,7 +27,8 @@ pub(super) enum Found<T> {
 
 #[derive(Debug)]
 struct Shared<T> {
-    /// Messages in `queue`, so that looking costs a load. Stored under the lock.
+    /// Messages in `queue`, so that looking costs a load. Stored under the lock, in no order of its
+    /// own: who finds some takes the lock, and who sleeps has the fences of `waker`.
     count: AtomicUsize,
     senders: AtomicUsize,
     /// `None`: the worker is gone.
@@ -56,7 +59,7 @@ impl<T> Sender<T> {
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(queue) = queue.as_mut() else { return Err(message) };
         queue.push_back(message);
-        self.0.count.store(queue.len(), Ordering::Release);
+        self.0.count.store(queue.len(), Ordering::Relaxed);
         Ok(())
     }
 }
@@ -68,16 +71,28 @@ impl<T> Sender<T> {
         let mut queue = match self.0.queue.try_lock() {
             Ok(queue) => queue,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
+            Err(TryLockError::WouldBlock) => {
+                spin_loop();
+                return false;
+            }
         };
         match queue.as_mut() {
             Some(queue) => {
                 queue.append(messages);
-                self.0.count.store(queue.len(), Ordering::Release);
+                self.0.count.store(queue.len(), Ordering::Relaxed);
             }
             None => messages.clear(),
         }
         true
+    }
+}
+
+impl<T> Sender<T> {
+    /// Does something while nobody else has the lock.
+    #[cfg(test)]
+    pub(super) fn hold<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _held = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        work()
     }
 }
 
@@ -98,41 +113,47 @@ impl<T> Mailbox<T> {
     /// Takes the oldest message, if that needs no wait.
     #[inline]
     pub(super) fn take(&self) -> Found<T> {
-        if self.0.count.load(Ordering::Acquire) == 0 {
+        if self.0.count.load(Ordering::Relaxed) == 0 {
             return self.empty();
         }
         let mut queue = match self.0.queue.try_lock() {
             Ok(queue) => queue,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Found::Later,
+            Err(TryLockError::WouldBlock) => {
+                spin_loop();
+                return Found::Later;
+            }
         };
         let Some(queue) = queue.as_mut() else { return Found::Closed };
         let message = queue.pop_front();
-        self.0.count.store(queue.len(), Ordering::Release);
+        self.0.count.store(queue.len(), Ordering::Relaxed);
         message.map_or(Found::None, Found::One)
     }
 
     /// Whether there are any.
     #[inline]
     pub(super) fn has_any(&self) -> bool {
-        self.0.count.load(Ordering::Acquire) > 0
+        self.0.count.load(Ordering::Relaxed) > 0
     }
 
     /// Takes all messages, the oldest first, if that needs no wait. False: there are some, or will
     /// be in a moment.
     #[inline]
     pub(super) fn take_all(&self, into: &mut VecDeque<T>) -> bool {
-        if self.0.count.load(Ordering::Acquire) == 0 {
+        if self.0.count.load(Ordering::Relaxed) == 0 {
             return true;
         }
         let mut queue = match self.0.queue.try_lock() {
             Ok(queue) => queue,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
+            Err(TryLockError::WouldBlock) => {
+                spin_loop();
+                return false;
+            }
         };
         if let Some(queue) = queue.as_mut() {
             into.append(queue);
-            self.0.count.store(0, Ordering::Release);
+            self.0.count.store(0, Ordering::Relaxed);
         }
         true
     }
@@ -141,7 +162,7 @@ impl<T> Mailbox<T> {
     #[cold]
     fn empty(&self) -> Found<T> {
         let left = self.0.senders.load(Ordering::Acquire) == 0;
-        match (left, self.0.count.load(Ordering::Acquire)) {
+        match (left, self.0.count.load(Ordering::Relaxed)) {
             (_, 1..) => Found::Later,
             (true, 0) => Found::Closed,
             (false, 0) => Found::None,
@@ -154,78 +175,5 @@ impl<T> Drop for Mailbox<T> {
     fn drop(&mut self) {
         let left = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(left);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn messages_come_in_order_from_each_sender() {
-        const EACH: u32 = 20_000;
-        let (sender, mailbox) = mailbox();
-        let threads = [0u32, 1, 2].map(|who| {
-            let sender = sender.clone();
-            thread::spawn(move || (0..EACH).for_each(|n| sender.send((who, n)).expect("there")))
-        });
-        drop(sender);
-        let mut next = [0; 3];
-        loop {
-            match mailbox.take() {
-                Found::One((who, n)) => {
-                    assert_eq!(next[who as usize], n);
-                    next[who as usize] += 1;
-                }
-                Found::Later | Found::None => thread::yield_now(),
-                Found::Closed => break,
-            }
-        }
-        assert_eq!(next, [EACH; 3]);
-        for thread in threads {
-            thread.join().expect("it ends");
-        }
-    }
-
-    #[test]
-    fn all_go_and_come_at_once_and_nobody_waits() {
-        let (sender, inbox) = mailbox();
-        let (mut messages, mut into) = (VecDeque::from([1, 2, 3]), VecDeque::new());
-        let held = sender.0.queue.lock().expect("not poisoned");
-        assert!(!sender.try_send_all(&mut messages), "somebody has it");
-        drop(held);
-        assert!(sender.try_send_all(&mut messages) && messages.is_empty());
-        let held = sender.0.queue.lock().expect("not poisoned");
-        assert!(!inbox.take_all(&mut into), "there are some");
-        drop(held);
-        assert!(inbox.take_all(&mut into) && inbox.take_all(&mut into));
-        assert_eq!(into, [1, 2, 3]);
-        drop(inbox);
-        assert!(sender.try_send_all(&mut into) && into.is_empty(), "to nobody");
-    }
-
-    #[test]
-    fn the_worker_does_not_wait_for_who_holds_the_lock() {
-        let (sender, mailbox) = mailbox();
-        sender.send(1).expect("there");
-        let held = sender.0.queue.lock().expect("not poisoned");
-        assert_eq!(mailbox.take(), Found::Later);
-        drop(held);
-        assert_eq!(mailbox.take(), Found::One(1));
-        assert_eq!(mailbox.take(), Found::None);
-    }
-
-    #[test]
-    fn a_message_to_nobody_comes_back_and_nobody_to_send_is_seen() {
-        let (sender, inbox) = mailbox();
-        let other = sender.clone();
-        sender.send(7).expect("there");
-        drop((sender, other));
-        assert_eq!((inbox.take(), inbox.take()), (Found::One(7), Found::Closed));
-        let (sender, inbox) = mailbox();
-        drop(inbox);
-        assert_eq!(sender.send(7), Err(7));
     }
 }

@@ -24,10 +24,16 @@ mod carrier;
 mod clock;
 mod handle;
 mod job_share;
+mod kicks;
 mod mailbox;
+#[cfg(test)]
+mod models;
 mod placement;
 mod reply;
 mod shard_thread;
+mod sync;
+#[cfg(test)]
+mod tests;
 mod turn_stats;
 mod waker;
 
@@ -38,9 +44,9 @@ use std::thread::JoinHandle;
 pub use clock::Clock;
 pub(crate) use clock::thread_time;
 pub use handle::{CallError, Progress, WorkerHandle};
+pub use kicks::WatchedKick;
 pub use placement::Placement;
 pub use turn_stats::{BOUNDS as TURN_BOUNDS, Beat, TurnStats};
-pub use waker::WatchedKick;
 
 use self::carrier::Carrier;
 use crate::link::{AddressBook, Bus, MOST_SHARDS};

@@ -5,10 +5,11 @@
 //! processor in such a moment keeps the worker. Here the waiting thread touches the lock only once
 //! the worker is done with it.
 
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::sync::{AtomicU8, Instant, Slot, Thread, current, park};
 
 const OPEN: u8 = 0;
 const GIVEN: u8 = 1;
@@ -18,7 +19,7 @@ const GONE: u8 = 2;
 #[derive(Debug)]
 struct Shared<R> {
     state: AtomicU8,
-    answer: Mutex<Option<R>>,
+    answer: Slot<R>,
 }
 
 /// The worker's end.
@@ -43,8 +44,8 @@ pub(super) enum NoAnswer {
 
 /// For one call by this thread.
 pub(super) fn reply<R>() -> (Reply<R>, Answer<R>) {
-    let shared = Arc::new(Shared { state: AtomicU8::new(OPEN), answer: Mutex::new(None) });
-    (Reply { shared: shared.clone(), waiting: thread::current() }, Answer(shared))
+    let shared = Arc::new(Shared { state: AtomicU8::new(OPEN), answer: Slot::new() });
+    (Reply { shared: shared.clone(), waiting: current() }, Answer(shared))
 }
 
 impl<R> Reply<R> {
@@ -53,8 +54,8 @@ impl<R> Reply<R> {
         if self.shared.state.load(Ordering::Relaxed) != OPEN {
             return;
         }
-        // Free: the other side waits for the state.
-        *self.shared.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        // Its lock is free: the other side waits for the state.
+        self.shared.answer.put(answer);
         self.end(GIVEN);
     }
 
@@ -79,10 +80,7 @@ impl<R> Answer<R> {
         let begin = Instant::now();
         loop {
             match self.shared_state() {
-                GIVEN => {
-                    let mut answer = self.0.answer.lock().unwrap_or_else(PoisonError::into_inner);
-                    return answer.take().ok_or(NoAnswer::Gone);
-                }
+                GIVEN => return self.0.answer.take().ok_or(NoAnswer::Gone),
                 GONE => return Err(NoAnswer::Gone),
                 _ => {}
             }
@@ -90,48 +88,11 @@ impl<R> Answer<R> {
                 return Err(NoAnswer::Timeout);
             };
             // It may return for no reason, or for one that is past.
-            thread::park_timeout(left);
+            park(left);
         }
     }
 
     fn shared_state(&self) -> u8 {
         self.0.state.load(Ordering::Acquire)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    #[test]
-    fn an_answer_comes_early_late_or_not_at_all() {
-        let (reply_now, answer) = reply();
-        reply_now.give(1);
-        reply_now.give(2);
-        assert_eq!(answer.wait(Duration::ZERO), Ok(1));
-        let (reply_later, answer) = reply();
-        assert_eq!(answer.wait(Duration::from_millis(5)), Err(NoAnswer::Timeout));
-        let other = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(20));
-            reply_later.give(3);
-        });
-        assert_eq!(answer.wait(LONG), Ok(3));
-        other.join().expect("it ends");
-        let (never, answer) = reply::<u32>();
-        let other = thread::spawn(move || drop(never));
-        assert_eq!(answer.wait(LONG), Err(NoAnswer::Gone));
-        other.join().expect("it ends");
-    }
-
-    #[test]
-    fn none_is_lost_between_the_look_and_the_sleep() {
-        for n in 0..2000u32 {
-            let (reply, answer) = reply();
-            let other = thread::spawn(move || reply.give(n));
-            assert_eq!(answer.wait(LONG), Ok(n));
-            other.join().expect("it ends");
-        }
     }
 }

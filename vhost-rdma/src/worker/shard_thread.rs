@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::collections::VecDeque;
-use std::hint;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -14,9 +13,11 @@ use super::carrier::Carrier;
 use super::clock::Clock;
 use super::handle::{Message, Progress, Work, WorkerHandle};
 use super::job_share::JobShare;
+use super::kicks::Heard;
 use super::mailbox::{Found, Mailbox, mailbox};
+use super::sync::spin_loop;
 use super::turn_stats::{Counter, TurnStats};
-use super::waker::{Heard, Waker};
+use super::waker::Waker;
 use crate::eventfd;
 use crate::link::NicId;
 use crate::memory;
@@ -78,34 +79,35 @@ struct Jobs {
 
 /// What draining the mailbox found.
 #[derive(PartialEq, Eq)]
-enum Mail {
+pub(super) enum Mail {
     None,
     Some,
     Stop,
 }
 
-struct Runner {
+/// What a worker's thread does.
+pub(super) struct Runner {
     shard: Shard,
     mailbox: Mailbox<Message>,
     /// What the last look before sleep found in the mailbox.
     peeked: Found<Message>,
     /// Jobs that go in steps, and have some left.
     unfinished: VecDeque<(Option<NicId>, Work)>,
-    job_share: JobShare,
+    pub(super) job_share: JobShare,
     waker: Arc<Waker>,
     carrier: Carrier,
     /// Kicks of guests.
     heard: Heard,
     /// When they were last asked for.
     heard_at: Nanos,
-    clock: Clock,
+    pub(super) clock: Clock,
     poll_for: Nanos,
     /// How much guest memory had vanished at the last look.
     vanished: u64,
 }
 
 impl Runner {
-    fn new(
+    pub(super) fn new(
         shard: Shard,
         mailbox: Mailbox<Message>,
         carrier: Carrier,
@@ -127,7 +129,8 @@ impl Runner {
         }
     }
 
-    fn run(mut self, mut counter: Counter) {
+    /// Until it is told to stop.
+    pub(super) fn run(mut self, mut counter: Counter) {
         let mut before = self.clock.now();
         let mut idle = 0;
         counter.begin(before);
@@ -168,7 +171,7 @@ impl Runner {
             }
             idle += looked;
             if idle < self.poll_for {
-                hint::spin_loop();
+                spin_loop();
             } else {
                 self.sleep(&mut counter);
                 before = self.clock.now();
@@ -179,7 +182,7 @@ impl Runner {
     }
 
     /// Does jobs for a while, unless it is the rounds' turn.
-    fn drain(&mut self) -> Mail {
+    pub(super) fn drain(&mut self) -> Mail {
         if self.job_share.is_spent(|| self.clock.now()) {
             // There may be some: whoever finds nothing else to do looks again before it sleeps.
             return Mail::Some;
@@ -316,6 +319,3 @@ impl Runner {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,6 +6,10 @@
 //! [`crate::ordering`], over [`memory::Memory`] instead of guest memory. The guest's side is C;
 //! [`guest`] says the same steps in Rust and names the functions that it copies.
 //!
+//! What goes between threads of the daemon has its models there (`worker/models`): jobs, parcels,
+//! answers, and a deregistration beside a copy. Where a worker's sleep is part of a model here, it
+//! stands in a few lines of [`workers`].
+//!
 //! Each model is run as it is, and must hold, and then once for each [`Without`] that matters to
 //! it, and must fail in the way that is expected: a fence that can go without a model noticing is a
 //! fence that nobody tests.
@@ -17,8 +21,6 @@
 //! hardware does.
 
 mod completions;
-mod crossing;
-mod deregistration;
 mod doorbells;
 mod guest;
 mod memory;
@@ -41,10 +43,6 @@ enum Without {
     Release(u64),
     /// The acquire order of loads of the word at this offset.
     Acquire(u64),
-    /// The look, before a worker sleeps, at what it could not send yet.
-    LookAtUnsent,
-    /// The rule that whoever owns memory copies to it: the requester's shard does.
-    CopiesByTheOwner,
     /// What C++ does not promise and the processors that we run on do: see [`guest::Guest::ring`].
     MultiCopyAtomicity,
 }

@@ -1,5 +1,6 @@
 //! The worker's sleep: its own flag for those who wake it, and NEED_KICK for the guests
-//! (`worker/waker.rs`, `worker/shard_thread.rs`).
+//! (`worker/waker.rs`, `worker/shard_thread.rs`). What it is without guests is modelled beside it
+//! (`worker/models`).
 
 use std::rc::Rc;
 
@@ -56,30 +57,6 @@ impl Waker {
     }
 }
 
-/// Two threads queue jobs for a worker that sleeps whenever it has none.
-fn jobs(without: Without) {
-    let waker = Waker::new(without);
-    let posters = [(); 2].map(|()| {
-        let waker = waker.clone();
-        thread::spawn(move || waker.post())
-    });
-    let mut done = 0;
-    while done < 2 {
-        if waker.drain(&mut done) {
-            continue;
-        }
-        ordering::announce_sleep(&waker.asleep, &waker.cpu);
-        if waker.drain(&mut done) {
-            waker.asleep.set(false);
-        } else {
-            waker.sleep();
-        }
-    }
-    for poster in posters {
-        poster.join().expect("poster");
-    }
-}
-
 /// A guest posts and kicks, and a job comes, while the worker goes to sleep as `Runner::run` and
 /// `Runner::sleep` do.
 fn doorbells_and_jobs(without: Without) {
@@ -122,17 +99,6 @@ fn doorbells_and_jobs(without: Without) {
 }
 
 #[test]
-fn jobs_wake() {
-    holds_within_bound(jobs);
-}
-
-#[test]
-fn jobs_need_both_fences() {
-    fails(jobs, Without::Device(Fence::AsleepBeforeLook), LOST_WAKE);
-    fails(jobs, Without::Device(Fence::WorkBeforeAsleep), LOST_WAKE);
-}
-
-#[test]
 fn doorbells_and_jobs_wake() {
     holds_within_bound(doorbells_and_jobs);
 }
@@ -140,7 +106,7 @@ fn doorbells_and_jobs_wake() {
 #[test]
 fn doorbells_and_jobs_need_their_fences() {
     // Not the one of the announcement: the fence before the last look at the doorbells comes after
-    // it. Jobs alone need it.
+    // it. Jobs alone need it (`worker/models`).
     fails(doorbells_and_jobs, Without::Device(Fence::WorkBeforeAsleep), LOST_WAKE);
     fails(doorbells_and_jobs, Without::Device(Fence::AskBeforeLook), LOST_WAKE);
     fails(doorbells_and_jobs, Without::GuestFence, LOST_WAKE);

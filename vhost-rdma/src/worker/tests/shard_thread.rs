@@ -1,12 +1,19 @@
 //! One worker thread with a real shard.
 
 use std::fs;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Instant;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use super::*;
+use crate::link::NicId;
 use crate::random::SystemRandom;
-use crate::worker::CallError;
+use crate::shard::Shard;
+use crate::worker::carrier::Carrier;
+use crate::worker::mailbox::mailbox;
+use crate::worker::shard_thread::{Mail, Runner, spawn};
+use crate::worker::turn_stats::TurnStats;
+use crate::worker::{CallError, Clock, Progress, WorkerConfig, WorkerHandle};
 
 const LONG: Duration = Duration::from_secs(5);
 
