@@ -1,100 +1,25 @@
 //! A guest driver in a few lines: it lays rings out in anonymous memory and rings doorbells as
 //! docs/virtio-rdma.md says.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use virtio_rdma_abi::{self as abi, attr_mask as m, qps, qpt};
+use virtio_rdma_abi as abi;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::air::{self, Air};
+pub use super::attributes::{av, init_attr, rtr_attr, rts_attr, state_attr, wqe};
+use super::port::TestPort;
+pub use super::port::{Events, Lcg};
 use crate::link::NicId;
 use crate::memory::{AddressSpace, PageList, Ring, Translation};
 use crate::shard::{
-    Command, Job, Limits, NicSettings, NicSnapshot, Port, Random, Reply, Shard, Status, Step,
+    Command, Job, Limits, NicSettings, NicSnapshot, Port, Reply, Shard, Status, Step,
     control_offset,
 };
 
 /// Bytes of guest memory, if a test says nothing else.
 pub const RAM: usize = 16 << 20;
-
-/// A predictable source, so that tests repeat.
-#[derive(Debug)]
-pub struct Lcg(pub(crate) u64);
-
-impl Random for Lcg {
-    fn next_u32(&mut self) -> u32 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32
-    }
-}
-
-/// What a NIC's port was given.
-#[derive(Debug, Default)]
-pub struct Events {
-    pub completions: VecDeque<(u32, u32)>,
-    pub asynchronous: VecDeque<(u32, u32)>,
-    pub jobs: Vec<(u32, Job)>,
-    pub buffers: usize,
-    /// Calls from now on that find a queue taken by another thread.
-    pub taken: usize,
-    was_busy: bool,
-}
-
-impl Events {
-    /// Whether there is a buffer, and nobody else at the queue.
-    fn take_buffer(&mut self) -> bool {
-        if self.taken > 0 {
-            self.taken -= 1;
-            self.was_busy = true;
-            return false;
-        }
-        let found = self.buffers > 0;
-        self.buffers -= usize::from(found);
-        found
-    }
-}
-
-#[derive(Debug)]
-struct TestPort(Arc<Mutex<Events>>);
-
-impl Port for TestPort {
-    fn completion_event(&mut self, vector: u32, event: abi::CompEvent) -> bool {
-        let mut events = self.0.lock().unwrap();
-        if !events.take_buffer() {
-            return false;
-        }
-        events.completions.push_back((vector, event.cqn.get()));
-        true
-    }
-
-    fn async_event(&mut self, event: abi::AsyncEvent) -> bool {
-        let mut events = self.0.lock().unwrap();
-        if !events.take_buffer() {
-            return false;
-        }
-        events.asynchronous.push_back((event.r#type.get(), event.object.get()));
-        true
-    }
-
-    fn owner_job(&mut self, ctx: u32, job: Job) -> bool {
-        let mut events = self.0.lock().unwrap();
-        if events.taken > 0 {
-            events.taken -= 1;
-            return false;
-        }
-        events.jobs.push((ctx, job));
-        true
-    }
-
-    fn flush(&mut self) {}
-
-    fn was_busy(&mut self) -> bool {
-        std::mem::take(&mut self.0.lock().unwrap().was_busy)
-    }
-}
 
 /// A guest and its NIC.
 pub struct Guest {
@@ -431,74 +356,6 @@ impl World {
         self.connect(b, &qb, kind, (qa.qpn, a.gid));
         (qa, qb)
     }
-}
-
-pub fn init_attr(kind: u32) -> abi::QpAttr {
-    let mask = if kind == qpt::UD { m::QKEY } else { m::ACCESS_FLAGS };
-    abi::QpAttr {
-        mask: U32::new(m::STATE | m::PKEY_INDEX | m::PORT | mask),
-        qp_state: qps::INIT,
-        port_num: 1,
-        qkey: U32::new(0x1111),
-        qp_access_flags: U32::new(0xf),
-        ..abi::QpAttr::default()
-    }
-}
-
-pub fn rtr_attr(kind: u32, peer: (u32, [u8; 16])) -> abi::QpAttr {
-    let mut mask = m::STATE;
-    if kind != qpt::UD {
-        mask |= m::AV | m::PATH_MTU | m::DEST_QPN | m::RQ_PSN;
-    }
-    if kind == qpt::RC {
-        mask |= m::MAX_DEST_RD_ATOMIC | m::MIN_RNR_TIMER;
-    }
-    abi::QpAttr {
-        mask: U32::new(mask),
-        qp_state: qps::RTR,
-        path_mtu: 5,
-        dest_qpn: U32::new(peer.0),
-        max_dest_rd_atomic: 1,
-        min_rnr_timer: 12,
-        ah: av(peer.1),
-        ..abi::QpAttr::default()
-    }
-}
-
-pub fn rts_attr(kind: u32) -> abi::QpAttr {
-    let mut mask = m::STATE | m::SQ_PSN;
-    if kind == qpt::RC {
-        mask |= m::TIMEOUT | m::RETRY_CNT | m::RNR_RETRY | m::MAX_QP_RD_ATOMIC;
-    }
-    abi::QpAttr {
-        mask: U32::new(mask),
-        qp_state: qps::RTS,
-        timeout: 14,
-        retry_cnt: 2,
-        rnr_retry: 3,
-        max_rd_atomic: 1,
-        ..abi::QpAttr::default()
-    }
-}
-
-pub fn state_attr(state: u8) -> abi::QpAttr {
-    abi::QpAttr { mask: U32::new(m::STATE), qp_state: state, ..abi::QpAttr::default() }
-}
-
-pub fn av(dgid: [u8; 16]) -> abi::Av {
-    abi::Av {
-        dgid,
-        sgid_index: U16::new(1),
-        port_num: 1,
-        flags: abi::av_flags::GRH,
-        hop_limit: 64,
-        ..abi::Av::default()
-    }
-}
-
-/// A send work request with elements; `opcode` and flags are the ABI's.
-pub fn wqe(opcode: u8, flags: u8, wr_id: u64) -> abi::SqWqe {
-    abi::SqWqe { wr_id: U64::new(wr_id), opcode, flags, ..abi::SqWqe::default() }
 }
 
 impl World {

@@ -5,5 +5,7 @@
 //! `vhost-rdma-rnic`) drive theirs by the same, by the feature `testing`. No release has it.
 
 pub mod air;
+mod attributes;
 pub mod driver;
+mod port;
 mod time;
