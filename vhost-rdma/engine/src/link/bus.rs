@@ -293,6 +293,12 @@ impl Bus {
             || self.out.iter().any(|way| !way.is_empty())
     }
 
+    /// Answers that came and were not asked for.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn unheard(&self) -> u64 {
+        self.answers.iter().map(|answer| u64::from(answer.outcome.is_some())).sum()
+    }
+
     /// Nothing new leaves from now on, until [`Self::open`].
     pub const fn close(&mut self) {
         self.closed = true;

@@ -137,6 +137,12 @@ impl Shard {
         self.slots.own().map(|nic| nic.timers.len()).sum()
     }
 
+    /// Answers of other shards that no round has looked at.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn unheard(&self) -> u64 {
+        self.engine.unheard()
+    }
+
     /// Pieces that a NIC has sent to another shard before their turn, which has not come.
     #[cfg(test)]
     fn flights(&self, id: NicId) -> usize {

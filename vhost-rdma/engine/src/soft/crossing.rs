@@ -119,6 +119,12 @@ impl Engine {
         })
     }
 
+    /// Answers of other shards that no round has looked at.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn unheard(&self) -> u64 {
+        self.ways.bus_ref().map_or(0, Bus::unheard)
+    }
+
     /// Whether anything waits that came from another shard, or is on its way to one.
     pub(super) fn has_parcels(&self) -> bool {
         self.ways.bus_ref().is_some_and(Bus::has_work)

@@ -2,6 +2,7 @@
 //! what the bus gives it, and may take it in small pieces only. Time is the world's, chance is a
 //! seed's, so every run repeats.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::driver::Lcg;
@@ -12,8 +13,7 @@ use crate::shard::{Random as _, Shard};
 pub fn pair(seeds: [u64; 2], air: &Air) -> [Shard; 2] {
     let book = Arc::new(AddressBook::default());
     [0, 1].map(|index: usize| {
-        let mtu = air.faults.mtu.unwrap_or(u32::MAX);
-        let bus = Bus::new(index, 2, Arc::clone(&book)).with_mtu(mtu);
+        let bus = Bus::new(index, 2, Arc::clone(&book)).with_mtu(air.mtu());
         Shard::new(Box::new(Lcg(seeds[index]))).with_bus(bus)
     })
 }
@@ -40,10 +40,14 @@ pub struct Air {
     chance: Lcg,
     /// What is under way: when it is there, its number, to whom.
     parcels: Vec<(u64, u64, usize, Parcel)>,
+    /// Numbers of those among them that are repetitions.
+    again: BTreeSet<u64>,
     sent: u64,
     /// The latest that each end has.
     last: [u64; 2],
     pub lost: u64,
+    /// Those of them that said what became of a request.
+    pub answers_lost: u64,
     pub repeated: u64,
     pub reordered: u64,
     /// Requests that the bus gave it, and those of them that were sent before their turn.
@@ -60,10 +64,26 @@ impl Air {
     }
 
     pub fn new(faults: Faults, seed: u64) -> Self {
-        let (parcels, sent) = (Vec::new(), 0);
-        let (last, lost, repeated, reordered) = ([0; 2], 0, 0, 0);
-        let (chance, asked, ahead, most) = (Lcg(seed), 0, 0, [0; 2]);
-        Self { faults, chance, parcels, sent, last, lost, repeated, reordered, asked, ahead, most }
+        Self {
+            faults,
+            chance: Lcg(seed),
+            parcels: Vec::new(),
+            again: BTreeSet::new(),
+            sent: 0,
+            last: [0; 2],
+            lost: 0,
+            answers_lost: 0,
+            repeated: 0,
+            reordered: 0,
+            asked: 0,
+            ahead: 0,
+            most: [0; 2],
+        }
+    }
+
+    /// The most bytes of a piece.
+    pub fn mtu(&self) -> u32 {
+        self.faults.mtu.unwrap_or(u32::MAX)
     }
 
     /// Whether what was sent together arrives together.
@@ -76,9 +96,29 @@ impl Air {
         percent > 0 && self.chance.next_u32() % 100 < percent
     }
 
-    /// What is under way ends with the process.
+    /// What is under way ends with the process: it is lost.
     pub fn clear(&mut self) {
-        self.parcels.clear();
+        for (_, number, _, parcel) in std::mem::take(&mut self.parcels) {
+            if !self.again.remove(&number) {
+                self.count_lost(&parcel);
+            }
+        }
+    }
+
+    /// What a shard had sent, or had not looked at yet, ends with it.
+    pub fn ends_with(&mut self, shard: &mut Shard) {
+        for parcel in shard.outgoing().iter().flatten() {
+            self.count_lost(parcel);
+        }
+        let unheard = shard.unheard();
+        self.lost += unheard;
+        self.answers_lost += unheard;
+    }
+
+    fn count_lost(&mut self, parcel: &Parcel) {
+        self.lost += 1;
+        let says = matches!(parcel, Parcel::Answer(answer) if answer.outcome.is_some());
+        self.answers_lost += u64::from(says);
     }
 
     pub fn next_arrival(&self) -> Option<u64> {
@@ -101,6 +141,7 @@ impl Air {
         let there = self.parcels.partition_point(|(at, ..)| *at <= now);
         for (_, number, to, parcel) in self.parcels.drain(..there) {
             moved = true;
+            self.again.remove(&number);
             let last = &mut self.last[to];
             self.reordered += u64::from(number < *last);
             *last = number.max(*last);
@@ -116,7 +157,7 @@ impl Air {
         }
         let may_be_lost = !self.faults.requests_alone || matches!(parcel, Parcel::Ask(_));
         if may_be_lost && self.happens(self.faults.lost) {
-            self.lost += 1;
+            self.count_lost(&parcel);
             // What it took of the window is not under way any more.
             let returns = match &parcel {
                 Parcel::Ask(ask) => Some((from, ask.token)),
@@ -127,6 +168,7 @@ impl Air {
                 let (outcome, bytes) = (None, Vec::new());
                 let gone = Answer { token, outcome, bytes, gives_back: true };
                 self.put(to, Parcel::Answer(gone), now);
+                self.again.insert(self.sent);
             }
             return;
         }
@@ -137,6 +179,7 @@ impl Air {
                 answer.gives_back = false;
             }
             self.put(to, again, now);
+            self.again.insert(self.sent);
         }
         self.put(to, parcel, now);
     }

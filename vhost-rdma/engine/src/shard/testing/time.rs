@@ -14,6 +14,15 @@ impl World {
     /// what happens when their process is replaced.
     pub fn hand_over(&mut self, guests: &mut [&mut Guest]) {
         self.close();
+        self.replace(guests);
+    }
+
+    /// The same of a process that does not wait for what is under way: all of that is lost.
+    pub fn hand_over_at_once(&mut self, guests: &mut [&mut Guest]) {
+        self.replace(guests);
+    }
+
+    fn replace(&mut self, guests: &mut [&mut Guest]) {
         for guest in guests.iter() {
             self.at(guest.on).halt(guest.nic);
         }
@@ -36,7 +45,9 @@ impl World {
             guest.nic = next.add_nic(settings, guest.port());
             next.load(guest.nic, saved::open(bytes).unwrap(), guest.space.clone()).unwrap();
         }
-        if let Some((_, air)) = &mut self.beside {
+        if let Some((other, air)) = &mut self.beside {
+            air.ends_with(&mut self.shard);
+            air.ends_with(other);
             air.clear();
         }
         for (on, next) in next.into_iter().enumerate() {

@@ -131,6 +131,8 @@ impl Guest {
         let Some(qp) = &mut self.qps[line] else { return };
         qp.state = State::Err;
         (qp.wanted, qp.draining, qp.begun, qp.wait) = (false, false, false, Wait::None);
+        qp.unheard.clear();
+        (qp.ahead, qp.done) = (false, 0);
         let flushed = [
             qp.sends.drain(..).map(|request| request.id).collect::<Vec<_>>(),
             qp.receives.drain(..).map(|receive| receive.id).collect(),
@@ -205,13 +207,13 @@ impl Guest {
         if status != 0 {
             self.fails(line);
         }
-        answer.map_or(Outcome::Done, Outcome::Failed)
+        answer.map_or(Outcome::Done, Outcome::Refused)
     }
 
     /// A peer's request breaks the rules: that is the end of the connection.
     pub(super) fn refuses(&mut self, line: usize, kind: u32, status: u8) -> Outcome {
         self.events.push((kind, line));
         self.fails(line);
-        Outcome::Failed(status)
+        Outcome::Refused(status)
     }
 }

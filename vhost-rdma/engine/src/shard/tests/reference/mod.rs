@@ -3,10 +3,9 @@
 //! windows, fill shared queues, post every kind of request with right and wrong keys, let time
 //! pass, reset a NIC. In half of the sequences a NIC is parked as soon as it has nothing to do; in
 //! half of them each guest has a shard of its own, and in some a wire between the shards repeats
-//! what it carries, lets some overtake others, and loses requests. It loses no answers: a refusal
-//! is said once, and a read that is asked for again finds newer bytes, as the wire's affair that
-//! the model does not know. And it cuts nothing, since the model moves a message whole or not at
-//! all. `shard/tests/apart` does both.
+//! what it carries, lets some overtake others, loses requests and answers, and takes small pieces
+//! only. Another process goes on at random steps, and half of these do not wait for what is on its
+//! way. What a lost answer may change, the model may do: [`losses`].
 //! After each step completions, events, states, statuses of commands and every byte of both guests'
 //! memory must be those of the model.
 //!
@@ -14,10 +13,12 @@
 //! of [`Op`]s and is replayed from `proptest-regressions` first in the next run.
 
 mod guest;
+mod losses;
 mod model;
 mod ops;
 mod posts;
 mod run;
+mod seen;
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
@@ -65,7 +66,7 @@ proptest! {
         run_all((false, Some(Air::new(BAD, seed))), (&furnished(false), &unshared(ops)));
     }
 
-    /// The same over one that loses requests too.
+    /// The same over one that loses requests and answers, too.
     #[test]
     fn so_it_does_over_a_wire_that_loses(
         seed in any::<u64>(),
@@ -76,8 +77,14 @@ proptest! {
 }
 
 /// Some hundreds of parcels one after the other take less time than any timer has.
-const BAD: Faults =
-    Faults { lost: 0, requests_alone: true, repeated: 20, delay: 10_000, lag: 1000, mtu: None };
+const BAD: Faults = Faults {
+    lost: 0,
+    requests_alone: false,
+    repeated: 20,
+    delay: 10_000,
+    lag: 1000,
+    mtu: Some(64),
+};
 /// What is lost is asked for again after a time, in which nobody waits any longer: steps whose
 /// requests are lost are few enough that others find who waits.
 const LOSES: Faults = Faults { lost: 4, ..BAD };
@@ -123,7 +130,7 @@ const ENOUGH: u64 = 60;
 fn the_wires_of_the_runs_lose_repeat_and_reorder() {
     let mut runner = TestRunner::deterministic();
     let steps = prop::collection::vec(busy(), 50..100);
-    let (mut repeated, mut reordered, mut lost) = (0, 0, 0);
+    let (mut repeated, mut reordered, mut lost, mut answers, mut otherwise) = (0, 0, 0, 0, 0);
     for seed in 0..4 * ENOUGH {
         let ops = steps.new_tree(&mut runner).unwrap().current();
         let faults = if seed % 2 == 0 { BAD } else { LOSES };
@@ -131,7 +138,10 @@ fn the_wires_of_the_runs_lose_repeat_and_reorder() {
         repeated += more.repeated;
         reordered += more.reordered;
         lost += more.lost;
+        answers += more.answers_lost;
+        otherwise += more.otherwise;
     }
-    let all = [repeated, reordered, lost];
-    assert!(all.iter().all(|&seen| seen > 50), "repeated, reordered, lost: {all:?}");
+    let all = [repeated, reordered, lost, answers];
+    assert!(all.iter().all(|&seen| seen > 50), "repeated, reordered, lost, answers: {all:?}");
+    assert!(otherwise > 0, "what is lost never changes anything");
 }

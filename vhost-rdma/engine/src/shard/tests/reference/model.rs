@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 
 use virtio_rdma_abi::{access, event, wc_status};
 
+use super::losses::Losses;
+
 /// Connections between the two guests.
 pub(super) const LINES: usize = 3;
 /// Regions of each guest, each over a piece of memory of its own.
@@ -111,7 +113,7 @@ pub(super) enum Wait {
 }
 
 /// One end of a connection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Qp {
     pub(super) qpn: u32,
     pub(super) domain: usize,
@@ -123,6 +125,14 @@ pub(super) struct Qp {
     pub(super) receives: VecDeque<Receive>,
     /// The head of `sends` was tried.
     pub(super) begun: bool,
+    /// The first of `sends`, which the peer has executed and this end has not heard of, each with
+    /// what an atomic found.
+    pub(super) unheard: Vec<Option<[u8; 8]>>,
+    /// The next is sent all the same.
+    pub(super) ahead: bool,
+    /// Where the piece of the first of `sends` begins that waits for a receive: those before it are
+    /// done.
+    pub(super) done: usize,
     pub(super) wait: Wait,
     /// The peer found no receive here.
     pub(super) wanted: bool,
@@ -131,7 +141,7 @@ pub(super) struct Qp {
 }
 
 /// A shared receive queue; it belongs to domain 0.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Shared {
     pub(super) receives: VecDeque<Receive>,
     pub(super) limit: usize,
@@ -148,7 +158,7 @@ pub(super) struct Done {
 }
 
 /// One guest.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Guest {
     pub(super) base: u64,
     pub(super) memory: Vec<u8>,
@@ -165,21 +175,36 @@ pub(super) struct Guest {
 }
 
 /// Both guests.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Model {
     pub(super) guests: [Guest; 2],
+    /// Which answers are lost.
+    pub(super) losses: Losses,
+    /// Bytes of a piece.
+    pub(super) piece: usize,
 }
 
 pub(super) enum Outcome {
     Done,
+    /// The peer did it, and these bytes are to be put there.
+    Found(usize, Vec<u8>),
     Waits(Wait),
     Failed(u8),
+    /// The peer's answer.
+    Refused(u8),
 }
 
 /// Whether the QP waits for receives for ever. If both ends of a connection were impatient, which
 /// one gives up first would be chance.
 pub(super) const fn is_patient(side: usize, line: usize) -> bool {
     side == 1 || line != LINES - 1
+}
+
+impl Request {
+    /// Whether it may be sent before those ahead of it are answered.
+    const fn is_early(&self) -> bool {
+        matches!(self.action, Action::Send { invalidate: None } | Action::Write { .. })
+    }
 }
 
 impl Model {
@@ -195,6 +220,9 @@ impl Model {
                 sends: VecDeque::new(),
                 receives: VecDeque::new(),
                 begun: false,
+                unheard: Vec::new(),
+                ahead: false,
+                done: 0,
                 wait: Wait::None,
                 wanted: false,
                 draining: false,
@@ -303,6 +331,7 @@ impl Model {
             let late = ends().find_map(|(side, line)| {
                 let qp = self.guests[side].qps[line].as_ref()?;
                 let status = match qp.wait {
+                    Wait::Answer if self.answers(1 - side, line) => return Some((side, line, 0)),
                     Wait::Answer => wc_status::RETRY_EXC_ERR,
                     Wait::Receiver if !qp.patient => wc_status::RNR_RETRY_EXC_ERR,
                     _ => return None,
@@ -310,6 +339,8 @@ impl Model {
                 Some((side, line, status))
             });
             match late {
+                // Its answer was lost, and it asks again.
+                Some((_, _, 0)) => {}
                 Some((side, line, status)) => self.failed(side, line, status),
                 None => break,
             }
@@ -323,7 +354,7 @@ impl Model {
         self.guests.iter().all(waits)
     }
 
-    fn wake(&mut self, side: usize, line: usize) {
+    pub(super) fn wake(&mut self, side: usize, line: usize) {
         let Some(qp) = self.guests[side].qps[line].as_mut() else { return };
         if std::mem::replace(&mut qp.wait, Wait::None) != Wait::None {
             self.ready(side, line);
@@ -337,7 +368,7 @@ impl Model {
         }
     }
 
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         while let Some(side) = (0..2).find(|&side| !self.guests[side].run.is_empty()) {
             if let Some(line) = self.guests[side].run.pop_front() {
                 while self.step(side, line) {}
@@ -345,42 +376,123 @@ impl Model {
         }
     }
 
-    /// Tries the head of a send queue; true if the next one may be tried.
+    /// Tries the head of a send queue, or what is sent although nothing was heard of those before;
+    /// true if the next one may be tried.
     fn step(&mut self, side: usize, line: usize) -> bool {
+        let answers = self.answers(1 - side, line);
         let Some(qp) = self.guests[side].qps[line].as_mut() else { return false };
         let may_run = match qp.state {
             State::Rts => true,
-            State::Sqd => qp.begun,
+            State::Sqd => qp.begun && !qp.ahead,
             State::Err => false,
         };
-        let Some(&request) = qp.sends.front().filter(|_| may_run && qp.wait == Wait::None) else {
+        if qp.wait != Wait::None || !may_run {
             return false;
+        }
+        let place = qp.unheard.len();
+        if place > 0 && !qp.ahead {
+            // What is asked for again was executed; whoever is in an error says nothing.
+            if !answers || self.losses.loses() {
+                return self.waits(side, line, Wait::Answer);
+            }
+            return self.hear(side, line);
+        }
+        let ahead = std::mem::take(&mut qp.ahead);
+        let Some(&request) = qp.sends.get(place).filter(|request| !ahead || request.is_early())
+        else {
+            return ahead && self.waits(side, line, Wait::Answer);
         };
         qp.begun = true;
-        match self.execute(side, line, &request) {
-            Outcome::Done => {
-                let guest = &mut self.guests[side];
-                guest.complete(line, 0, Done { id: request.id, status: 0, len: 0 });
-                if let Some(qp) = &mut guest.qps[line] {
-                    qp.sends.pop_front();
-                    qp.begun = false;
-                    if qp.state == State::Sqd && std::mem::take(&mut qp.draining) {
-                        guest.events.push((event::SQ_DRAINED, line));
-                    }
+        let outcome = self.execute(side, line, &request);
+        let is_local = matches!(request.action, Action::Bind(_) | Action::Invalidate(_));
+        let answered =
+            !is_local && !matches!(outcome, Outcome::Waits(Wait::Answer) | Outcome::Failed(_));
+        let lost = answered && self.losses.loses();
+        match outcome {
+            // A read is done again, as if it had not been.
+            Outcome::Found(..) if lost && matches!(request.action, Action::Read) => {
+                self.waits(side, line, Wait::Answer)
+            }
+            Outcome::Done | Outcome::Found(..) if lost => {
+                let found = match &outcome {
+                    Outcome::Found(_, bytes) => bytes.first_chunk().copied(),
+                    _ => None,
+                };
+                let goes_on = request.is_early() && self.losses.chance();
+                if let Some(qp) = &mut self.guests[side].qps[line] {
+                    qp.unheard.push(found);
+                    qp.ahead = goes_on;
                 }
-                true
+                goes_on || self.waits(side, line, Wait::Answer)
+            }
+            Outcome::Waits(_) | Outcome::Refused(_) if lost => self.waits(side, line, Wait::Answer),
+            // It was not sent: what is wrong with it is found in its turn.
+            Outcome::Failed(_) if place > 0 => self.waits(side, line, Wait::Answer),
+            Outcome::Waits(Wait::Answer) => self.waits(side, line, Wait::Answer),
+            Outcome::Done => self.hear(side, line) && self.done(side, line),
+            Outcome::Found(at, bytes) => {
+                self.guests[side].put(at, &bytes);
+                self.done(side, line)
             }
             Outcome::Waits(wait) => {
-                if let Some(qp) = &mut self.guests[side].qps[line] {
-                    qp.wait = wait;
-                }
-                false
+                self.hear(side, line);
+                self.waits(side, line, wait)
             }
-            Outcome::Failed(status) => {
+            Outcome::Failed(status) | Outcome::Refused(status) => {
+                self.hear(side, line);
                 self.failed(side, line, status);
                 false
             }
         }
+    }
+
+    /// Whether a QP is there and in a state to answer.
+    pub(super) fn answers(&self, side: usize, line: usize) -> bool {
+        self.guests[side].qps[line].as_ref().is_some_and(|qp| qp.state != State::Err)
+    }
+
+    fn waits(&mut self, side: usize, line: usize, wait: Wait) -> bool {
+        if let Some(qp) = &mut self.guests[side].qps[line] {
+            qp.wait = wait;
+        }
+        false
+    }
+
+    /// What was not heard of is told by an answer to what came later.
+    fn hear(&mut self, side: usize, line: usize) -> bool {
+        let Some(qp) = &mut self.guests[side].qps[line] else { return false };
+        for found in std::mem::take(&mut qp.unheard) {
+            if let Some(bytes) = found {
+                let Some(at) = self.lands(side, line) else {
+                    self.failed(side, line, wc_status::LOC_PROT_ERR);
+                    return false;
+                };
+                self.guests[side].put(at, &bytes);
+            }
+            self.done(side, line);
+        }
+        true
+    }
+
+    /// Where what the first request found is put.
+    fn lands(&self, side: usize, line: usize) -> Option<usize> {
+        let guest = &self.guests[side];
+        let qp = guest.qps[line].as_ref()?;
+        let request = qp.sends.front()?;
+        guest.find(request.local, request.len, access::LOCAL_WRITE, (qp.domain, None))
+    }
+
+    fn done(&mut self, side: usize, line: usize) -> bool {
+        let guest = &mut self.guests[side];
+        let Some(qp) = &mut guest.qps[line] else { return false };
+        let Some(request) = qp.sends.pop_front() else { return false };
+        (qp.begun, qp.done) = (false, 0);
+        let drained = qp.state == State::Sqd && std::mem::take(&mut qp.draining);
+        guest.complete(line, 0, Done { id: request.id, status: 0, len: 0 });
+        if drained {
+            guest.events.push((event::SQ_DRAINED, line));
+        }
+        true
     }
 
     fn failed(&mut self, side: usize, line: usize, status: u8) {
@@ -393,9 +505,8 @@ impl Model {
 
     fn execute(&mut self, side: usize, line: usize, request: &Request) -> Outcome {
         let guest = &mut self.guests[side];
-        let Some((qpn, domain)) = guest.qps[line].as_ref().map(|qp| (qp.qpn, qp.domain)) else {
-            return Outcome::Waits(Wait::Answer);
-        };
+        let own = guest.qps[line].as_ref().map(|qp| (qp.qpn, qp.domain, qp.done));
+        let Some((qpn, domain, done)) = own else { return Outcome::Waits(Wait::Answer) };
         let (rights, remote_rights) = match request.action {
             Action::Bind(bind) => {
                 let bound = guest.bind(domain, qpn, &bind);
@@ -446,32 +557,33 @@ impl Model {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         match request.action {
             Action::Write { immediate } => {
-                peer.put(remote, &bytes);
+                peer.put(remote + done, &bytes[done..]);
                 if immediate {
                     let Some(receive) = peer.take_receive(line) else {
+                        // Its last piece alone is sent again (IBTA 9.7.5.2.8).
+                        let last = bytes.len().saturating_sub(1) / self.piece * self.piece;
+                        if let Some(qp) = &mut self.guests[side].qps[line] {
+                            qp.done = last;
+                        }
                         return Outcome::Waits(Wait::Receiver);
                     };
                     peer.complete(line, 1, Done { id: receive.id, status: 0, len: request.len });
                 }
-                return Outcome::Done;
+                Outcome::Done
             }
             Action::FetchAdd(n) => {
                 let before = peer.memory[there].to_vec();
                 peer.put(remote, &word(&before).wrapping_add(n).to_le_bytes());
-                self.guests[side].put(local, &before);
+                Outcome::Found(local, before)
             }
             Action::CompareSwap(expected, new) => {
                 let before = peer.memory[there].to_vec();
                 if word(&before) == expected {
                     peer.put(remote, &new.to_le_bytes());
                 }
-                self.guests[side].put(local, &before);
+                Outcome::Found(local, before)
             }
-            _ => {
-                let read = peer.memory[there].to_vec();
-                self.guests[side].put(local, &read);
-            }
+            _ => Outcome::Found(local, peer.memory[there].to_vec()),
         }
-        Outcome::Done
     }
 }

@@ -147,7 +147,10 @@ pub(super) enum Op {
         line: u8,
     },
     TimePasses,
-    HandOver,
+    /// Another process goes on; `at_once`: without a wait for what is under way.
+    HandOver {
+        at_once: bool,
+    },
     /// NICs move while what was begun before goes on: after so many rounds each.
     Move {
         side: bool,
@@ -258,7 +261,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(side, into, len)| Op::ReceiveShared { side, into, len }),
         1 => at().prop_map(|(side, line)| Op::ResizeCq { side, line }),
         3 => Just(Op::TimePasses),
-        4 => Just(Op::HandOver),
+        4 => any::<bool>().prop_map(|at_once| Op::HandOver { at_once }),
         8 => (any::<bool>(), 0u8..6).prop_map(|(side, rounds)| Op::Move { side, rounds }),
         1 => prop::bool::ANY.prop_map(|side| Op::ResetNic { side }),
     ]
@@ -283,7 +286,7 @@ pub(super) fn busy() -> impl Strategy<Value = Op> {
         6 => (receive(), 0u8..3)
             .prop_map(|((side, into, len), line)| Op::Receive { side, line, into, len }),
         2 => (any::<bool>(), 0u8..6).prop_map(|(side, rounds)| Op::Move { side, rounds }),
-        2 => Just(Op::HandOver),
+        2 => any::<bool>().prop_map(|at_once| Op::HandOver { at_once }),
         2 => (any::<bool>(), 0u8..3).prop_map(|(side, line)| Op::Drain { side, line }),
         2 => (any::<bool>(), 0u8..3).prop_map(|(side, line)| Op::GoOn { side, line }),
         6 => op().prop_filter("no shared queues", |op| !matches!(op, Op::CreateShared { .. })),

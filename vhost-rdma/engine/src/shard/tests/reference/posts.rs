@@ -3,6 +3,7 @@
 use virtio_rdma_abi::{self as abi, opcode, send_flags};
 use zerocopy::little_endian::{U32, U64};
 
+use super::losses::Call;
 use super::model::{Action, Bind, Named, PIECE, Receive, Request};
 use super::ops::{Key, Place, Post, TO_THE_END};
 use super::run::{DEPTH, Run, Side, WINDOW_RIGHTS};
@@ -165,7 +166,7 @@ impl Run {
         let elements = [element];
         guest.post_send(&mut end.qp, entry, if local { &[] } else { &elements });
         end.open[0] += 1;
-        self.model.post(side, line, request);
+        self.call(Call::Post(side, line, request));
     }
 
     pub(super) fn receive(&mut self, side: usize, line: usize, into: Place, len: u16) {
@@ -178,7 +179,7 @@ impl Run {
         };
         guest.post_receive(&mut end.qp, receive.id, &[element(&receive)]);
         end.open[1] += 1;
-        self.model.receive(side, line, receive);
+        self.call(Call::Receive(side, line, receive));
     }
 
     pub(super) fn receive_shared(&mut self, side: usize, into: Place, len: u16) {
@@ -189,7 +190,7 @@ impl Run {
         guest.post_shared(queue.ring, queue.posted, element(&receive));
         queue.posted += 1;
         queue.open += 1;
-        self.model.receive_shared(side, receive);
+        self.call(Call::ReceiveShared(side, receive));
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use virtio_rdma_abi::{self as abi, access, qps, qpt};
 use zerocopy::little_endian::U32;
 
-use super::model::{self, Action, Done, LINES, Model, PIECE, REGIONS, Region, State, Window};
+use super::losses::{Call, Losses, Steps};
+use super::model::{self, Action, LINES, Model, PIECE, REGIONS, Region, State, Window};
 use super::ops::Op;
 use crate::memory::PageList;
 use crate::shard::testing::air::Air;
@@ -74,6 +75,7 @@ pub(super) struct Run {
     pub(super) sides: [Side; 2],
     pub(super) model: Model,
     pub(super) next: u64,
+    pub(super) steps: Steps,
     /// Moves and saves that come with the next step, each after so many rounds of it.
     meanwhile: Vec<(Change, u8)>,
     pub(super) met: Met,
@@ -82,7 +84,8 @@ pub(super) struct Run {
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Move(usize),
-    HandOver,
+    /// At once, or when nothing is under way.
+    HandOver(bool),
 }
 
 /// Pieces ahead of their turn (`soft/requester/flight.rs`): how many there were in all, and how
@@ -94,6 +97,9 @@ pub(super) struct Met {
     pub(super) repeated: u64,
     pub(super) reordered: u64,
     pub(super) lost: u64,
+    pub(super) answers_lost: u64,
+    /// Steps that came out as they do when answers are lost.
+    pub(super) otherwise: u64,
     pub(super) moved: usize,
     pub(super) saved: usize,
 }
@@ -102,6 +108,7 @@ impl Run {
     /// `air`: each guest has a shard of its own, and this is between them.
     pub(super) fn new(air: Option<Air>) -> Self {
         let apart = air.is_some();
+        let piece = air.as_ref().map_or(u32::MAX, Air::mtu) as usize;
         let mut world = air.map_or_else(World::new, World::beside);
         let mut guests = [0, 1].map(|side: u8| {
             let on = if apart { side.into() } else { 0 };
@@ -114,6 +121,8 @@ impl Run {
                 let bytes = guests[side].read(bases[side], REGIONS * PIECE as usize);
                 model::Guest::new(bases[side], bytes)
             }),
+            losses: Losses::default(),
+            piece,
         };
         let mut bases = bases.into_iter();
         let sides = guests.map(|guest| Side {
@@ -125,8 +134,15 @@ impl Run {
             base: bases.next().unwrap(),
             stale: 0x00ab_cdef,
         });
-        let mut run =
-            Self { world, sides, model, next: 0, meanwhile: Vec::new(), met: Met::default() };
+        let mut run = Self {
+            world,
+            sides,
+            model,
+            next: 0,
+            steps: Steps::default(),
+            meanwhile: Vec::new(),
+            met: Met::default(),
+        };
         (0..2).for_each(|side| run.second_domain(side));
         run
     }
@@ -147,7 +163,7 @@ impl Run {
             Op::Destroy { side, line } => self.destroy(side.into(), line.into()),
             Op::Error { side, line } => {
                 if self.modify(side.into(), line.into(), state_attr(qps::ERR)).is_some() {
-                    self.model.error(side.into(), line.into());
+                    self.call(Call::Error(side.into(), line.into()));
                 }
             }
             Op::BadIndex { side, line } => self.bad_index(side.into(), line.into()),
@@ -194,8 +210,8 @@ impl Run {
             Op::ResizeCq { side, line } => self.resize(side.into(), line.into()),
             Op::TimePasses => self.time_passes(),
             // With the next step, whose work is begun then.
-            Op::HandOver => {
-                self.meanwhile.push((Change::HandOver, (self.next % 6) as u8));
+            Op::HandOver { at_once } => {
+                self.meanwhile.push((Change::HandOver(at_once), (self.next % 6) as u8));
                 return;
             }
             Op::Move { side, rounds } => {
@@ -213,14 +229,17 @@ impl Run {
                     assert!(self.world.change_shard(&mut self.sides[side].guest));
                 }
                 Change::Move(_) => {}
-                Change::HandOver => {
-                    // What is on a wire then is lost, and comes after a time: the model has none.
-                    let carries = |(_, air): &(_, Air)| air.next_arrival().is_some();
-                    if shares || self.world.beside.as_ref().is_some_and(carries) {
+                Change::HandOver(at_once) => {
+                    if shares {
                         self.world.settle_all();
                     }
                     let [a, b] = &mut self.sides;
-                    self.world.hand_over(&mut [&mut a.guest, &mut b.guest]);
+                    let guests = &mut [&mut a.guest, &mut b.guest];
+                    if at_once {
+                        self.world.hand_over_at_once(guests);
+                    } else {
+                        self.world.hand_over(guests);
+                    }
                     self.met.saved += self.flights();
                 }
             }
@@ -253,7 +272,7 @@ impl Run {
     fn time_passes(&mut self) {
         self.part_those_who_wait_for_each_other();
         self.world.advance(10_000_000_000);
-        self.model.time_passes();
+        self.call(Call::TimePasses);
     }
 
     fn lost(&self) -> u64 {
@@ -263,7 +282,7 @@ impl Run {
     /// What was lost in this step comes again, before any other timer's time. Then all the others'
     /// is over as well, or it would add up; and what was lost meanwhile, of who waits for ever,
     /// comes again.
-    fn make_up_for_losses(&mut self) {
+    pub(super) fn make_up_for_losses(&mut self) {
         if self.met.lost == self.lost() {
             return;
         }
@@ -280,60 +299,7 @@ impl Run {
             self.met.lost = self.lost();
             self.world.advance(RETRY);
         }
-    }
-
-    fn compare(&mut self, op: &Op) {
-        self.world.settle_all();
-        self.make_up_for_losses();
-        for (number, side) in self.sides.iter_mut().enumerate() {
-            let guest = &mut self.model.guests[number];
-            let memory = side.guest.read(side.base, guest.memory.len());
-            assert!(memory == guest.memory, "memory of guest {number} after {op:?}");
-            let mut done: [[Vec<Done>; 2]; LINES] = Default::default();
-            for (line, cq) in side.cqs.iter_mut().enumerate() {
-                let Some(cq) = cq else { continue };
-                for cqe in side.guest.drain(cq) {
-                    let received = cqe.flags.get() & abi::cqe_flags::RECV != 0;
-                    let good = cqe.status == 0 && received;
-                    let len = if good { cqe.byte_len.get() } else { 0 };
-                    let id = cqe.wr_id.get();
-                    done[line][usize::from(received)].push(Done { id, status: cqe.status, len });
-                    if received && cqe.flags.get() & abi::cqe_flags::SRQ != 0 {
-                        side.queue.as_mut().unwrap().open -= 1;
-                    } else if let Some(end) = &mut side.ends[line] {
-                        end.open[usize::from(received)] -= 1;
-                    }
-                }
-            }
-            assert_eq!(done, guest.done, "completions of guest {number} after {op:?}");
-            guest.done = Default::default();
-            let mut expected: Vec<(u32, u32)> = guest
-                .events
-                .drain(..)
-                .map(|(kind, line)| {
-                    let object = if line == LINES {
-                        side.queue.as_ref().map(|queue| queue.srqn)
-                    } else {
-                        side.ends[line].as_ref().map(|end| end.qp.qpn)
-                    };
-                    (kind, object.unwrap())
-                })
-                .collect();
-            let mut events = side.guest.asynchronous();
-            expected.sort_unstable();
-            events.sort_unstable();
-            assert_eq!(events, expected, "events of guest {number} after {op:?}");
-            for (end, qp) in side.ends.iter().zip(&guest.qps) {
-                let (Some(end), Some(qp)) = (end, qp) else { continue };
-                let state = match qp.state {
-                    State::Rts => qps::RTS,
-                    State::Sqd => qps::SQD,
-                    State::Err => qps::ERR,
-                };
-                let now = self.world.query(&side.guest, &end.qp).qp_state;
-                assert_eq!(now, state, "state of a QP of guest {number} after {op:?}");
-            }
-        }
+        self.call(Call::Again);
     }
 
     /// Ends lines of which both ends wait for a receive, where a wire delays: it decides who of
@@ -419,7 +385,7 @@ impl Run {
         let Some(end) = self.sides[side].ends[line].take() else { return };
         let guest = &self.sides[side].guest;
         self.world.ok(guest, guest.ctx, Command::QpDestroy(end.qp.qpn));
-        self.model.guests[side].qps[line] = None;
+        self.call(Call::Destroy(side, line));
     }
 
     /// Modifies a QP that exists; what came of it.
@@ -442,7 +408,7 @@ impl Run {
         let Side { guest, ends, .. } = &self.sides[side];
         let Some(end) = &ends[line] else { return };
         guest.raw_doorbell(&end.qp, end.qp.posted[0].wrapping_add(1000 + self.next as u32));
-        self.model.bad_index(side, line);
+        self.call(Call::BadIndex(side, line));
     }
 
     fn drain(&mut self, side: usize, line: usize) {
@@ -453,7 +419,7 @@ impl Run {
         attr.mask = U32::new(abi::attr_mask::STATE | abi::attr_mask::EN_SQD_ASYNC_NOTIFY);
         attr.en_sqd_async_notify = 1;
         assert_eq!(self.modify(side, line, attr), Some(Ok(())));
-        self.model.drain(side, line);
+        self.call(Call::Drain(side, line));
     }
 
     fn go_on(&mut self, side: usize, line: usize) {
@@ -461,7 +427,9 @@ impl Run {
             return;
         }
         let went = self.modify(side, line, state_attr(qps::RTS)).is_some_and(|r| r.is_ok());
-        assert_eq!(went, self.model.go_on(side, line), "SQD to RTS");
+        let drains = self.model.guests[side].qps[line].as_ref().is_some_and(|qp| qp.draining);
+        assert_eq!(went, !drains, "SQD to RTS");
+        self.call(Call::GoOn(side, line));
     }
 
     fn register(&mut self, side: usize, region: usize, how: (u8, bool)) {
