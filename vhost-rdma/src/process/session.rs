@@ -406,8 +406,6 @@ impl Session {
         if self.kept.settle(bytes) { Ok(()) } else { Err(Status::NOMEM) }
     }
 
-    }
-
     fn add_mirrors(&mut self, body: &[u8]) -> GoesOn {
         let made = if body.is_empty() { self.new_mirrors() } else { Err(Status::INVAL) };
         if let Err(status) = made {

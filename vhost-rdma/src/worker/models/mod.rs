@@ -13,6 +13,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "the models use a part of what ships")]
 #![allow(clippy::duplicate_mod, reason = "the same files on other primitives")]
+#![allow(clippy::default_constructed_unit_structs, reason = "what ships is no unit")]
 
 #[path = "../carrier.rs"]
 mod carrier;
