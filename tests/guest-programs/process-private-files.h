@@ -9,6 +9,7 @@
 #include <sys/ipc.h>
 #include <sys/shm.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 
 /* What makes two pieces of ROOM bytes. */
 struct mapping {
@@ -39,14 +40,20 @@ static int memory_file(size_t len)
 	return fd >= 0 && !ftruncate(fd, (off_t)len) ? fd : -1;
 }
 
-/* On a disk, or on what a container has for one. */
+/* On a disk; ENODEV where there is none, and all is shared memory. */
 static int disk_file(size_t len)
 {
 	char name[] = "/var/tmp/process-private-XXXXXX";
+	struct statfs system;
 	int fd = mkstemp(name);
 
 	if (fd >= 0)
 		unlink(name);
+	if (fd >= 0 && !fstatfs(fd, &system) && system.f_type == 0x01021994) {
+		close(fd);
+		errno = ENODEV;
+		return -1;
+	}
 	return fd >= 0 && !ftruncate(fd, (off_t)len) ? fd : -1;
 }
 
@@ -242,7 +249,7 @@ static bool in_mapping(const struct mapping *of)
 	uint8_t *memory = of->make();
 	bool huge = strstr(of->name, "huge pages"), at_once = false;
 
-	if (!memory && huge) {
+	if (!memory && (huge || (strstr(of->name, "disk") && errno == ENODEV))) {
 		printf("skip files: %s\n", of->name);
 		return true;
 	}

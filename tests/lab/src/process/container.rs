@@ -43,6 +43,8 @@ mkdir $root/run/sockets $root/run/libraries
 mount --rbind /mnt/sockets $root/run/sockets
 mount --bind /mnt/libraries $root/run/libraries
 mount --bind /mnt/host $root/host
+# What is not shared memory, where the host's /tmp is none either.
+mount --bind /mnt/host $root/var/tmp
 unset LD_PRELOAD LD_LIBRARY_PATH VHOST_RDMA_LIBRARIES
 exec chroot $root env PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp VHOST_RDMA_DEVICES="$devices" \
   LD_LIBRARY_PATH=/run/libraries \

@@ -168,7 +168,8 @@ grep -q '^hanging' /tmp/hangs && ! grep -q ok /tmp/hangs
 slowest=$(awk '$1 == 2 { print int($4) }' /tmp/client); [ "$slowest" -lt 500000 ]
 wait $hangs || { cat /tmp/hangs >&2; exit 1; }
 "#;
-const MEMORY: &str = "timeout 160 /host/process-private vhost_rdma0 vhost_rdma1";
+const MEMORY: &str = "timeout 160 /host/process-private vhost_rdma0 vhost_rdma1 > /tmp/cases 2>&1 || \
+  { grep -v '^ok' /tmp/cases >&2; exit 1; }";
 
 /// Names, and scripts.
 pub(super) fn all() -> Vec<(String, String)> {
