@@ -97,7 +97,8 @@ for patch; do
   n=$((n+1))
   git_ am -q "$patch"
   author=$(git log -1 --format='%an <%ae>')
-  git log -1 --format=%B | grep -qxF "Signed-off-by: $author" || { echo "$patch is not signed"; exit 1; }
+  signed="Signed-off-by: $author"
+  git log -1 --format=%B | grep -qxF "$signed" || { echo "$patch is not signed"; exit 1; }
   grep -q "^Subject: \[PATCH $n/$#\] " "$patch" || { echo "$patch is not $n of $#"; exit 1; }
   count=$(git apply --stat "$patch" | tail -n 1)
   grep -qxF -- "$count" "$patch" || { echo "$patch changes $count"; exit 1; }

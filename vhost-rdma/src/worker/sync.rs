@@ -1,7 +1,7 @@
 //! What the hand-over of work between threads stands on.
 //!
-//! `mailbox`, `reply`, `waker`, `carrier`, `handle` and `shard_thread` take their atomics, locks and
-//! parking from here. So the models (`models`) run the same files on loom's, where every
+//! `mailbox`, `reply`, `waker`, `carrier`, `handle` and `shard_thread` take their atomics, locks
+//! and parking from here. So the models (`models`) run the same files on loom's, where every
 //! interleaving and every stale value is tried, with and without each order.
 
 use std::sync::PoisonError;

@@ -111,7 +111,8 @@ done
 [ "$(grep -c vhost_rdma /tmp/devices)" = 2 ]
 "#;
 /// It is told that the device is gone: `IBV_EVENT_DEVICE_FATAL`, 8.
-const WATCHED: &str = r#"timeout 30 stdbuf -oL ibv_asyncwatch -d vhost_rdma1 > /tmp/watched 2>&1 & it=$!
+const WATCHED: &str = r#"timeout 30 stdbuf -oL ibv_asyncwatch -d vhost_rdma1 > /tmp/watched 2>&1 &
+it=$!
 for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -q 'async event FD' /tmp/watched && break; done
 grep -q '^vhost_rdma1: async event FD' /tmp/watched && ! grep -q event_type /tmp/watched
 $KILL
@@ -168,8 +169,8 @@ grep -q '^hanging' /tmp/hangs && ! grep -q ok /tmp/hangs
 slowest=$(awk '$1 == 2 { print int($4) }' /tmp/client); [ "$slowest" -lt 500000 ]
 wait $hangs || { cat /tmp/hangs >&2; exit 1; }
 "#;
-const MEMORY: &str = "timeout 160 /host/process-private vhost_rdma0 vhost_rdma1 > /tmp/cases 2>&1 || \
-  { grep -v '^ok' /tmp/cases >&2; exit 1; }";
+const MEMORY: &str = "timeout 160 /host/process-private vhost_rdma0 vhost_rdma1 \
+  > /tmp/cases 2>&1 || { grep -v '^ok' /tmp/cases >&2; exit 1; }";
 
 /// Names, and scripts.
 pub(super) fn all() -> Vec<(String, String)> {
