@@ -242,7 +242,7 @@ fn parcels() {
                 waker.stay_awake();
                 thread::yield_now();
             } else {
-                waker.sleep(None, &mut Heard);
+                waker.sleep(None, &mut Heard::default());
             }
         }
         handle.stop();

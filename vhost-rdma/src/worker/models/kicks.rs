@@ -12,7 +12,7 @@ use crate::link::NicId;
 
 /// Kicks that the worker heard of: none.
 #[derive(Debug, Default)]
-pub(super) struct Heard;
+pub(super) struct Heard(());
 
 impl Heard {
     pub(super) const fn next(&mut self) -> Option<NicId> {
