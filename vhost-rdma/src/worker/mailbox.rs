@@ -71,10 +71,7 @@ impl<T> Sender<T> {
         let mut queue = match self.0.queue.try_lock() {
             Ok(queue) => queue,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                spin_loop();
-                return false;
-            }
+            Err(TryLockError::WouldBlock) => return false,
         };
         match queue.as_mut() {
             Some(queue) => {
@@ -146,10 +143,7 @@ impl<T> Mailbox<T> {
         let mut queue = match self.0.queue.try_lock() {
             Ok(queue) => queue,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                spin_loop();
-                return false;
-            }
+            Err(TryLockError::WouldBlock) => return false,
         };
         if let Some(queue) = queue.as_mut() {
             into.append(queue);

@@ -273,6 +273,8 @@ impl Runner {
         counter.end(self.clock.now(), self.shard.charged());
         if look != Look::Clear || self.has_mail() {
             self.waker.stay_awake();
+            // It may be that whoever has a mailbox's lock is to go on first.
+            spin_loop();
         } else {
             let deadline = self.shard.next_deadline();
             self.waker.sleep(

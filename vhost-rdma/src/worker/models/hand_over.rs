@@ -1,5 +1,6 @@
 //! The models.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -75,15 +76,16 @@ impl Random for Same {
     }
 }
 
-/// Two carriers, and a worker that runs on the first.
-fn worker(shard: Shard) -> (WorkerHandle, Runner, Counter, Carrier) {
-    let mut carriers = Carrier::all(2).expect("no descriptor is needed");
-    let (other, carrier) = (carriers.pop().expect("two"), carriers.pop().expect("two"));
+/// Three carriers, and a worker that runs on the first.
+fn worker(shard: Shard) -> (WorkerHandle, Runner, Counter, [Carrier; 2]) {
+    let mut carriers = Carrier::all(3).expect("no descriptor is needed");
+    let mut next = || carriers.pop().expect("three");
+    let (third, other, carrier) = (next(), next(), next());
     let (sender, mailbox) = mailbox();
     let stats = Arc::new(TurnStats::new(Clock));
     let counter = Counter::new(stats.clone());
     let handle = WorkerHandle::new(sender, carrier.waker(), stats);
-    (handle, Runner::new(shard, mailbox, carrier, (Clock, 0)), counter, other)
+    (handle, Runner::new(shard, mailbox, carrier, (Clock, 0)), counter, [other, third])
 }
 
 fn shard() -> Shard {
@@ -225,10 +227,10 @@ fn ask(bus: &mut Bus, book: &AddressBook) {
 /// other's lock. The other shard's own loop is short, and its steps are the worker's.
 fn parcels() {
     let book = Arc::new(AddressBook::default());
-    let shard = shard().with_bus(Bus::new(0, 2, book.clone()));
-    let (handle, runner, counter, mut other) = worker(shard);
+    let shard = shard().with_bus(Bus::new(0, 3, book.clone()));
+    let (handle, runner, counter, [mut other, third]) = worker(shard);
     let peer = thread::spawn(move || {
-        let mut bus = Bus::new(1, 2, book.clone());
+        let mut bus = Bus::new(1, 3, book.clone());
         ask(&mut bus, &book);
         let (waker, mut answers) = (other.waker(), 0);
         loop {
@@ -247,7 +249,17 @@ fn parcels() {
         }
         handle.stop();
     });
+    // Another has a word for the same mailbox, and its lock meanwhile.
+    let stranger = thread::spawn(move || {
+        let wake = Parcel::Wake { vni: 1, gid: GID, qpn: 3 };
+        let mut leaves = [VecDeque::new(), VecDeque::from([wake]), VecDeque::new()];
+        while !leaves[1].is_empty() {
+            third.send(&mut leaves);
+            thread::yield_now();
+        }
+    });
     runner.run(counter);
+    stranger.join().expect("a third worker");
     peer.join().expect("the other worker");
 }
 
