@@ -237,9 +237,13 @@ mod tests {
                 _ => (command, ""),
             };
             assert!(set.is_empty() || set.starts_with("VHOST_RDMA_"), "{set}");
-            let words = command.split_whitespace();
             if let Some(rest) = command.strip_prefix("cargo xtask ") {
-                let parsed = crate::Cli::try_parse_from(words.skip(1));
+                // As a shell: what is between quotes is one word.
+                let parts = command.split('\'').enumerate().flat_map(|(n, part)| match n % 2 {
+                    0 => part.split_whitespace().collect::<Vec<_>>(),
+                    _ => vec![part],
+                });
+                let parsed = crate::Cli::try_parse_from(parts.skip(1));
                 assert!(parsed.is_ok(), "`{rest}`: {}", parsed.unwrap_err());
             }
         }

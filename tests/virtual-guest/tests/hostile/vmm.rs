@@ -87,9 +87,14 @@ fn queues_that_are_set_up_without_end_leave_nothing() {
             }
             scene.world.daemon.vitals().memory
         };
-        let before = again(TIMES / 8);
-        let after = scene.during(|| again(TIMES));
-        assert!(after <= before + NOISE, "{} bytes more", after.saturating_sub(before));
+        let mut before = again(TIMES / 8);
+        // What is kept for each time grows in every round; what an allocator takes for later, once.
+        let mut round = || {
+            let after = scene.during(|| again(TIMES));
+            after.saturating_sub(std::mem::replace(&mut before, after))
+        };
+        let settles = (0..3).any(|_| round() <= NOISE);
+        assert!(settles, "{NOISE} bytes more, and more, in each of three rounds");
     });
 }
 
