@@ -284,10 +284,10 @@ fn bury(Window { start, len, .. }: Window, guard: &Guard) -> bool {
     // Below `GRAVE_SIZE`, so no sign is lost.
     #[allow(clippy::cast_possible_wrap)]
     let offset = start as libc::off_t;
-    // SAFETY: the range is one mapping of guest memory or a window of it, alive because this very
-    // thread is accessing it. It is only ever accessed as raw bytes that may change at any time, so
-    // other contents are nothing new to anyone. `mmap` may be called in a signal handler on Linux:
-    // it is a bare system call.
+    // `mmap` may be called in a signal handler on Linux: it is a bare system call.
+    // SAFETY: the range is a mapping of guest memory or a window of it, alive because this thread
+    // is accessing it, and only ever as raw bytes that may change at any time: so other contents
+    // are nothing new to anyone.
     let mapped = unsafe {
         let at = ptr::without_provenance_mut(start);
         libc::mmap(at, len, rights, flags, guard.grave.as_raw_fd(), offset)
