@@ -38,9 +38,11 @@ impl Default for Pace {
 /// What is asked of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Work {
-    /// To make or change something.
+    /// What the supervisor mostly answers by itself: that says nothing of the network's process.
+    Network,
+    /// To make or change a NIC.
     Change,
-    /// To end something.
+    /// To end a NIC.
     End,
 }
 
@@ -134,16 +136,16 @@ impl<D: Daemon> Daemon for Paced<D> {
     }
 
     async fn ensure_network(&self, name: &str, vni: Option<u32>) -> Done<()> {
-        self.ask(name, Work::Change, self.daemon.ensure_network(name, vni)).await
+        self.ask(name, Work::Network, self.daemon.ensure_network(name, vni)).await
     }
 
     async fn remove_network(&self, name: &str, vni: u32) -> Done<()> {
-        self.ask(name, Work::End, self.daemon.remove_network(name, vni)).await
+        self.ask(name, Work::Network, self.daemon.remove_network(name, vni)).await
     }
 
     async fn replace_peers(&self, request: v1::ReplacePeersRequest) -> Done<()> {
         let network = request.network.clone();
-        self.ask(&network, Work::Change, self.daemon.replace_peers(request)).await
+        self.ask(&network, Work::Network, self.daemon.replace_peers(request)).await
     }
 
     async fn reload(&self) -> Done<v1::ReloadResponse> {

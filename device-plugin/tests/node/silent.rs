@@ -78,3 +78,22 @@ async fn nics_of_a_silent_network_end_later_and_keep_nobody_waiting() {
     world.settle().await;
     assert_eq!(world.nics(), ["k8s.red-0"]);
 }
+
+/// A network that the supervisor knows, and whose process is silent, rests longer each time.
+#[tokio::test]
+async fn what_the_supervisor_answers_by_itself_shortens_no_rest() {
+    let world = two_networks(CALL).await;
+    world.daemon.table().silent = Some("blue".to_owned());
+    let unanswered = async || {
+        // Another run of the daemon is asked for the network first.
+        world.daemon.restart();
+        world.settle().await;
+        assert!(world.allocate(&["blue-0"]).await.is_err());
+        world.daemon.table().unanswered
+    };
+    assert_eq!(unanswered().await, 1);
+    tokio::time::sleep(CALL + CALL / 2).await;
+    assert_eq!(unanswered().await, 2, "its rest is over");
+    tokio::time::sleep(CALL + CALL / 4).await;
+    assert_eq!(unanswered().await, 2, "it rests for twice as long");
+}
