@@ -2,11 +2,11 @@
 //! what the bus gives it, and may take it in small pieces only. Time is the world's, chance is a
 //! seed's, so every run repeats.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::driver::Lcg;
-use crate::link::{AddressBook, Answer, Bus, Parcel};
+use crate::link::{AddressBook, Answer, Ask, Bus, Parcel};
 use crate::shard::{Random as _, Shard};
 
 /// Two shards of one network, with these seeds.
@@ -22,7 +22,7 @@ pub fn pair(seeds: [u64; 2], air: &Air) -> [Shard; 2] {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     pub lost: u32,
-    /// Requests alone are lost, and no answers.
+    /// Requests of connections alone are lost: no answers, and nothing that nobody repeats.
     pub requests_alone: bool,
     pub repeated: u32,
     /// The longest that one is under way, in nanoseconds. Who is overtaken is reordered.
@@ -31,6 +31,11 @@ pub struct Faults {
     pub lag: u32,
     /// The most bytes of a piece, if it is not what the bus itself takes.
     pub mtu: Option<u32>,
+}
+
+/// By which its responder knows a request.
+const fn numbers(ask: &Ask) -> (u64, u32) {
+    (ask.token.ticket.life, ask.token.ticket.number)
 }
 
 /// See the module.
@@ -55,6 +60,9 @@ pub struct Air {
     pub ahead: u64,
     /// The most requests that were under way at once, and the most bytes of theirs.
     pub most: [u64; 2],
+    /// Requests that were lost and not sent again: when, by the life of their queue pair and their
+    /// number.
+    missing: BTreeMap<(u64, u32), u64>,
 }
 
 impl Air {
@@ -78,6 +86,7 @@ impl Air {
             asked: 0,
             ahead: 0,
             most: [0; 2],
+            missing: BTreeMap::new(),
         }
     }
 
@@ -125,6 +134,12 @@ impl Air {
         self.parcels.iter().map(|(at, ..)| *at).min()
     }
 
+    /// Whether a request that was lost less than this time ago was not sent again.
+    pub fn misses(&mut self, now: u64, patience: u64) -> bool {
+        self.missing.retain(|_, lost| now <= lost.saturating_add(patience));
+        !self.missing.is_empty()
+    }
+
     /// Takes what leaves, and brings what is there by now. True if anything moved.
     pub fn carry(&mut self, shards: [&mut Shard; 2], now: u64) -> bool {
         let [a, b] = shards;
@@ -154,9 +169,14 @@ impl Air {
         if let Parcel::Ask(ask) = &parcel {
             self.asked += 1;
             self.ahead += u64::from(ask.is_ahead());
+            self.missing.remove(&numbers(ask));
         }
-        let may_be_lost = !self.faults.requests_alone || matches!(parcel, Parcel::Ask(_));
+        let repeated = matches!(&parcel, Parcel::Ask(ask) if ask.is_reliable());
+        let may_be_lost = repeated || !self.faults.requests_alone;
         if may_be_lost && self.happens(self.faults.lost) {
+            if let Parcel::Ask(ask) = &parcel {
+                self.missing.insert(numbers(ask), now);
+            }
             self.count_lost(&parcel);
             // What it took of the window is not under way any more.
             let returns = match &parcel {

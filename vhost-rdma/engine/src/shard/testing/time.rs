@@ -6,6 +6,8 @@ use crate::shard::testing::air;
 use crate::shard::testing::driver::{Guest, Lcg, World};
 use crate::shard::{MovedNic, Shard};
 
+/// The longest that a requester waits for an answer that another shard owes it.
+const PATIENCE: u64 = 500_000_000;
 /// Rounds after which a world that is still busy never comes to rest.
 const ROUNDS: usize = 100_000;
 
@@ -136,18 +138,27 @@ impl World {
     }
 
     /// The same, with whatever is on its way between the shards: time goes on until all of it is
-    /// there.
+    /// there, and what was lost was sent again.
     pub fn settle_all(&mut self) {
         self.rest();
-        while let Some(there) = self.beside.as_ref().and_then(|(_, air)| air.next_arrival()) {
-            self.now = self.now.max(there);
+        while let Some(next) = self.next_of_link() {
+            self.now = self.now.max(next);
             self.rest();
+        }
+    }
+
+    /// When something arrives, or may be sent that was lost.
+    fn next_of_link(&mut self) -> Option<u64> {
+        let (_, air) = self.beside.as_mut()?;
+        match air.next_arrival() {
+            None if air.misses(self.now, PATIENCE) => self.next_deadline(),
+            there => there,
         }
     }
 
     /// Goes on to when the next of what is on its way is there.
     pub fn wait_for_arrivals(&mut self) {
-        let there = self.beside.as_ref().and_then(|(_, air)| air.next_arrival());
+        let there = self.next_of_link();
         self.now = self.now.max(there.unwrap_or(0));
     }
 

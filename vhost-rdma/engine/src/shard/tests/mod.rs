@@ -3,10 +3,11 @@
 //!
 //! What a guest sees does not tell by which link its requests go. So the tests that look from there
 //! are written once and run over each: between two NICs of one shard, between shards over the bus,
-//! and over a simulated link that repeats, reorders and delays what the bus gives it. Whoever
-//! writes such a test makes its world by `super::world`, asks for guests by `World::guest`, and
-//! names a shard by `World::at`. A link that loses too is the affair of `apart` and of the
-//! reference model, since unreliable messages may be lost there and counts of retries change.
+//! over a simulated link that repeats, reorders and delays what the bus gives it, and over one that
+//! loses requests. Whoever writes such a test makes its world by `super::world`, asks for guests by
+//! `World::guest`, and names a shard by `World::at`. A link that loses answers and datagrams too is
+//! the affair of `apart` and of the reference model, since a refusal that is lost comes out
+//! otherwise.
 
 use crate::shard::testing::driver::World;
 
@@ -76,5 +77,29 @@ mod over_the_air {
 
     fn world() -> World {
         World::over(Air::new(FAULTS, 11))
+    }
+}
+
+/// The same tests over a link that loses requests of connections: the fourth, the fifth and the
+/// tenth of each test, and about one in seven behind them. Whoever waits sends them again, and no
+/// guest can tell.
+#[allow(clippy::duplicate_mod, reason = "one suite over all links")]
+#[path = "."]
+mod over_losses {
+    use crate::shard::testing::air::{Air, Faults};
+    use crate::shard::testing::driver::World;
+
+    mod connected;
+    mod failures;
+    mod keys;
+    mod lifecycle;
+    mod rules;
+    mod wrap;
+
+    const FAULTS: Faults =
+        Faults { lost: 15, requests_alone: true, repeated: 0, delay: 0, lag: 0, mtu: None };
+
+    fn world() -> World {
+        World::over(Air::new(FAULTS, 39))
     }
 }
