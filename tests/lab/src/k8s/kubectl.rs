@@ -7,11 +7,26 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::exec::{capture, wait_for};
+use crate::exec::{capture, patience, wait_for};
 use crate::k8s::node::Node;
 
 const COMMAND_WAIT: Duration = Duration::from_secs(60);
 const DELETE_WAIT: Duration = Duration::from_secs(180);
+
+/// Between two questions to an API server that is slow.
+const NAP: Duration = Duration::from_secs(5);
+
+/// Whether the API server, or the way to it, says that it had no time.
+fn is_slow(said: &str) -> bool {
+    const WORDS: [&str; 5] = [
+        "Error from server (Timeout)",
+        "Error from server (ServiceUnavailable)",
+        "etcdserver: request timed out",
+        "Client.Timeout exceeded",
+        "TLS handshake timeout",
+    ];
+    WORDS.iter().any(|word| said.contains(word))
+}
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kubectl<'a> {
@@ -23,8 +38,22 @@ impl<'a> Kubectl<'a> {
         Self { node }
     }
 
-    /// One command; its standard output.
+    /// One command; its standard output. What can be asked twice is, if the API server is too slow
+    /// to answer: on a machine that is emulated it is, while pods poll.
     pub(crate) fn run(&self, args: &[&str]) -> Result<String> {
+        let repeatable = matches!(args.first(), Some(&("get" | "delete")));
+        for _ in 1..patience() {
+            match self.run_once(args) {
+                Err(error) if repeatable && is_slow(&format!("{error:#}")) => {
+                    std::thread::sleep(NAP);
+                }
+                other => return other,
+            }
+        }
+        self.run_once(args)
+    }
+
+    fn run_once(&self, args: &[&str]) -> Result<String> {
         let mut cmd = self.node.command("kubectl");
         capture(cmd.arg("--kubeconfig=/lab/pki/admin.kubeconfig").args(args), COMMAND_WAIT)
     }

@@ -26,6 +26,8 @@ const SUITE: &str = "bookworm";
 /// A pool that the controller makes, of a network that has addresses.
 const LED: &str = "shells";
 const PACKAGES: [&str; 5] = ["coreutils", "dash", "ibverbs-utils", "perftest", "rdmacm-utils"];
+/// Tries of a client that is to be refused: its server is up after one or two.
+const REFUSED: u32 = 10;
 /// Where the agent has the libraries from, unless its configuration says otherwise.
 const LIBRARIES: &str = "/usr/lib/vhost-rdma";
 
@@ -67,16 +69,22 @@ impl Bench<'_> {
 
     /// A program with its server in one pod and its client in another: what the client printed.
     fn between(&self, program: &str, server: &Pod, client: &Pod) -> Result<String> {
-        let patience = exec::patience();
-        let both = format!("timeout {} {program} -d vhost_rdma0", 40 * patience);
-        self.in_pod(server, &format!("{both} > /dev/null 2>&1 &"))?;
-        // The server is there when its port is.
+        self.tried((program, 10 * exec::patience()), server, client)
+    }
+
+    /// The same, with so many tries: the server is there when its port is. It ends with its client,
+    /// or one whose client came to nothing would poll for the rest of its time.
+    fn tried(&self, how: (&str, u32), server: &Pod, client: &Pod) -> Result<String> {
+        let (program, tries) = how;
+        let both = format!("timeout {} {program} -d vhost_rdma0", 40 * exec::patience());
+        self.in_pod(server, &format!("{both} > /dev/null 2>&1 & echo $! > /tmp/server"))?;
         let script = format!(
-            "for i in $(seq {}); do sleep 0.3; {both} {} && exit; done; exit 1",
-            10 * patience,
+            "for i in $(seq {tries}); do sleep 0.3; {both} {} && exit; done; exit 1",
             server.ip
         );
-        self.in_pod(client, &script).with_context(|| format!("{program} in {}", client.name))
+        let said = self.in_pod(client, &script);
+        self.in_pod(server, "kill $(cat /tmp/server) 2> /dev/null || true")?;
+        said.with_context(|| format!("{program} in {}", client.name))
     }
 
     fn grown(&self, run: impl FnOnce() -> Result<()>, pods: [&Pod; 2]) -> Result<[u64; 2]> {
@@ -110,7 +118,7 @@ impl Bench<'_> {
         ensure!(elsewhere == 0, "{elsewhere} of the stranger's own bytes came to {}", pod.name);
         let refused = || {
             for program in [BY_ADDRESS, BY_CONNECTION] {
-                let reached = self.between(program, pod, stranger);
+                let reached = self.tried((program, REFUSED), pod, stranger);
                 ensure!(
                     reached.is_err(),
                     "{program}: a pod of another network reached {}",
