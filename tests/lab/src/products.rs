@@ -125,6 +125,24 @@ pub(crate) fn static_programs(
     packages: &[&str],
     programs: &[&str],
 ) -> Result<Vec<PathBuf>> {
+    static_build(cache, "release", packages, programs)
+}
+
+/// The same without optimization, as tests have them.
+pub(crate) fn static_debug_programs(
+    cache: &Cache,
+    packages: &[&str],
+    programs: &[&str],
+) -> Result<Vec<PathBuf>> {
+    static_build(cache, "debug", packages, programs)
+}
+
+fn static_build(
+    cache: &Cache,
+    profile: &str,
+    packages: &[&str],
+    programs: &[&str],
+) -> Result<Vec<PathBuf>> {
     const TARGET: &str = if cfg!(target_arch = "aarch64") {
         "aarch64-unknown-linux-gnu"
     } else {
@@ -133,14 +151,17 @@ pub(crate) fn static_programs(
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cmd = tied(cargo);
     cmd.current_dir(workspace()).env("RUSTFLAGS", "-C target-feature=+crt-static");
-    cmd.args(["build", "--release", "--locked", "--bins", "--examples", "--target", TARGET]);
+    cmd.args(["build", "--locked", "--bins", "--examples", "--target", TARGET]);
+    if profile == "release" {
+        cmd.arg("--release");
+    }
     for package in packages {
         cmd.args(["-p", package]);
     }
     run_logged(&mut cmd, "building static programs", &cache.log("static-build"), STATIC_WAIT)?;
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace().join("target"), PathBuf::from);
-    let dir = target.join(TARGET).join("release");
+    let dir = target.join(TARGET).join(profile);
     programs
         .iter()
         .map(|program| {

@@ -18,6 +18,9 @@ use crate::cache::Cache;
 use crate::exec::{run_logged, tail, tied, wait_for, workspace};
 use crate::k8s::image::Image;
 use crate::k8s::node::Node;
+use crate::process::newest_glibc;
+use crate::process::products::OLDEST_GLIBC;
+use crate::products::static_debug_programs;
 
 const BUILD_WAIT: Duration = Duration::from_secs(1200);
 const WAIT: Duration = Duration::from_secs(60);
@@ -27,6 +30,7 @@ pub(crate) const GUEST_IMAGE: &str = "localhost/vguest:lab";
 pub(crate) const DAEMON: &str = "vhost-rdma";
 pub(crate) const AGENT: &str = "vhost-rdma-agent";
 const CNI: &str = "vhost-rdma-cni";
+const GUEST: &str = "vguest-pod";
 pub(crate) const CONTROLLER: &str = "vhost-rdma-controller";
 /// Our part of the network configuration list.
 pub(crate) const CHAINED: &str = r#"{"type": "vhost-rdma-cni"}"#;
@@ -79,6 +83,8 @@ vni = 11
 socket = { owner = 1000, group = 1000, mode = "0660" }
 "#;
 
+const PROGRAMS: [&str; 5] = [DAEMON, AGENT, CONTROLLER, CNI, GUEST];
+
 /// Programs of this workspace, as cargo left them.
 #[derive(Debug, Clone)]
 pub(crate) struct Ours {
@@ -95,7 +101,27 @@ impl Ours {
         let target = std::env::var_os("CARGO_TARGET_DIR")
             .map_or_else(|| workspace().join("target"), PathBuf::from);
         let dir = target.join("debug");
-        Ok(Self { dir: dir.canonicalize().with_context(|| dir.display().to_string())? })
+        let ours = Self { dir: dir.canonicalize().with_context(|| dir.display().to_string())? };
+        // The node's root and its images are Debian 12's.
+        if ours.run_on(OLDEST_GLIBC)? { Ok(ours) } else { Self::without_libraries(cache) }
+    }
+
+    /// Whether a node with this C library can run all of them.
+    fn run_on(&self, node: (u32, u32)) -> Result<bool> {
+        for program in PROGRAMS {
+            if newest_glibc(&self.program(program))? > Some(node) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Static programs, which any node can run: this machine's C library is newer than the node's.
+    fn without_libraries(cache: &Cache) -> Result<Self> {
+        let packages = [DAEMON, AGENT, CONTROLLER, CNI, "virtual-guest"];
+        let built = static_debug_programs(cache, &packages, &PROGRAMS)?;
+        let dir = built.first().and_then(|path| path.parent()).context("nothing was built")?;
+        Ok(Self { dir: dir.to_path_buf() })
     }
 
     fn program(&self, name: &str) -> PathBuf {
@@ -116,7 +142,7 @@ impl Ours {
         fs::create_dir_all(node.path("/etc/vhost-rdma-agent"))?;
         fs::write(node.path("/etc/vhost-rdma-agent/config.toml"), POOLS)?;
         Image::with_busybox(root)
-            .program(&self.program("vguest-pod"), "bin/vguest-pod")?
+            .program(&self.program(GUEST), "bin/vguest-pod")?
             .entry(&["/bin/vguest-pod"])
             .import(node, GUEST_IMAGE)
     }

@@ -18,6 +18,8 @@ mod release;
 mod suite;
 mod symbols;
 
+pub(crate) use symbols::newest_glibc;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};

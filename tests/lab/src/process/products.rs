@@ -1,15 +1,17 @@
 //! What NICs for processes need: the daemon, and the libraries, built on this machine.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
+use super::symbols::newest_glibc;
 use crate::cache::{Cache, tree_digest};
 use crate::exec::{run_logged, tied, workspace};
 use crate::host::{self, Archive};
-use crate::products::is_source;
+use crate::products::{Build, is_source};
+use crate::roots::{self, Debian};
 
 const BUILD_WAIT: Duration = Duration::from_secs(600);
 /// What the libraries are built with (vhost-rdma/process/build.sh).
@@ -21,12 +23,49 @@ tar -xf rdma-core_*.orig.tar.* -C tree --strip-components=1";
 
 /// The release whose rdma-core they are made of: with the private ABI of Debian 12 and 13.
 const SUITE: &str = "trixie";
+/// The C library of the oldest release whose programs they serve, Debian 12's.
+pub(crate) const OLDEST_GLIBC: (u32, u32) = (2, 36);
+/// The same in a builder of that release, from the tarball.
+const IN_BUILDER: &str = "
+mkdir tree out
+tar -xf rdma-core_*.orig.tar.* -C tree --strip-components=1
+sh vhost-rdma/process/build.sh /work/tree /work/out
+mv out/lib lib
+rm -rf out
+";
 /// Debian's next release, whose rdma-core (65) has another.
 pub(crate) const NEXT: &str = "forky";
 
-/// The folder with our libraries, built on this machine for this machine.
+/// The folder with our libraries, for programs of this machine. Root, who makes containers of other
+/// releases, gets some that the oldest of these can load too.
 pub(crate) fn libraries(cache: &Cache) -> Result<PathBuf> {
-    libraries_of(cache, SUITE)
+    let here = libraries_of(cache, SUITE)?;
+    if host::require_root().is_err() || can_load(&here, OLDEST_GLIBC)? {
+        return Ok(here);
+    }
+    let made = here.parent().context("the libraries are in a folder of the cache")?;
+    let tarball = fs::read_dir(made)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.to_string_lossy().contains(".orig.tar."))
+        .context("the source of rdma-core is beside its libraries")?;
+    let build = Build {
+        name: "process-libraries-oldest",
+        builder: &roots::builder(cache, Debian::Bookworm)?,
+        sources: &["vhost-rdma/process", "vhost-rdma/guest", "vhost-rdma/abi"],
+        extra: &[&tarball],
+        script: IN_BUILDER,
+    };
+    Ok(build.make(cache)?.join("lib"))
+}
+
+/// Whether programs with this C library can load all of them.
+fn can_load(libraries: &Path, glibc: (u32, u32)) -> Result<bool> {
+    for entry in fs::read_dir(libraries)? {
+        if newest_glibc(&entry?.path())? > Some(glibc) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The same of another release's rdma-core, with its private ABI.

@@ -56,6 +56,11 @@ fn read(path: &Path) -> Result<Symbols> {
     Ok(found)
 }
 
+/// The newest C library that a program or library names.
+pub(crate) fn newest_glibc(path: &Path) -> Result<Option<(u32, u32)>> {
+    Ok(read(path)?.glibc.last().copied())
+}
+
 /// The version of the C library that a version of a symbol names.
 fn glibc(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.strip_prefix("GLIBC_")?.split('.').map(str::parse);
