@@ -35,7 +35,7 @@ if [ ! -f "$tree/.made-of" ] || [ "$(cat "$tree/.made-of")" != "$source $stamp" 
 	# Our provider is a part of the library: no file in /etc has to name it.
 	sources='local/device.c local/kernel.c local/kernel_dm.c local/memory.c local/session.c'
 	sources="$sources local/kernel_mr.c local/private.c local/mirror.c local/jobs.c local/cm.c"
-	sources="$sources local/idle.c local/loan.c local/maps.c"
+	sources="$sources local/idle.c local/loan.c local/maps.c local/events.c"
 	for file in ah cq cq_ex dm mr post post_ex qp srq; do
 		sources="$sources local/$file.c"
 	done

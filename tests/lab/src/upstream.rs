@@ -7,7 +7,8 @@
 //! the newest kernel. The driver as it stands in this tree is looked at with sparse.
 //!
 //! `vhost-rdma/process/patches` is a series as it is. It is applied to the rdma-core that the
-//! libraries are made of, and they are built of a newer one with it.
+//! libraries are made of, which is built after each patch, and they are built of a newer one with
+//! it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,7 +82,8 @@ done
 "#;
 
 /// What a maintainer looks at first: the series applies as it is, without fuzz, each patch is
-/// signed by its author, counts what it changes, and says which of how many it is.
+/// signed by its author, counts what it changes, and says which of how many it is. With each, both
+/// libraries are built, and the compiler has nothing to say of them.
 const PROCESS: &str = r#"
 git_() { git -c user.name=lab -c user.email=lab@localhost -c commit.gpgsign=false "$@"; }
 rm -rf "$2"
@@ -91,6 +93,7 @@ rm -rf .git
 git_ init -q
 git_ add -A -f
 git_ commit -q -m base
+cmake -S . -B ../build -DCMAKE_BUILD_TYPE=Release -DNO_PYVERBS=1 -DNO_MAN_PAGES=1
 set -- "$3"/*.patch
 n=0
 for patch; do
@@ -102,6 +105,8 @@ for patch; do
   grep -q "^Subject: \[PATCH $n/$#\] " "$patch" || { echo "$patch is not $n of $#"; exit 1; }
   count=$(git apply --stat "$patch" | tail -n 1)
   grep -qxF -- "$count" "$patch" || { echo "$patch changes $count"; exit 1; }
+  cmake --build ../build --target ibverbs rdmacm > ../said 2>&1 || { cat ../said; exit 1; }
+  ! grep -E '/lib(ibverbs|rdmacm)/.*warning:' ../said || { echo "$patch is warned of"; exit 1; }
 done
 [ "$n" -gt 0 ]
 "#;
@@ -243,6 +248,7 @@ fn rdma_core_source(cache: &Cache) -> Result<PathBuf> {
 /// with it.
 pub(crate) fn processes(cache: &Cache) -> Result<()> {
     host::ensure_packages(cache, &["git"])?;
+    host::ensure_packages(cache, &process::TOOLS)?;
     let source = rdma_core_source(cache)?;
     let patches = workspace().join("vhost-rdma/process/patches");
     let inputs = format!(
@@ -255,8 +261,12 @@ pub(crate) fn processes(cache: &Cache) -> Result<()> {
         let tree = tmp.join("tree");
         let mut cmd = tied("sh");
         cmd.args(["-ec", PROCESS, "sh"]).arg(&source).arg(&tree).arg(&patches);
-        run_logged(&mut cmd, "applying the series for processes", &cache.log(name), WAIT)?;
-        Ok(fs::remove_dir_all(&tree)?)
+        let log = cache.log(name);
+        run_logged(&mut cmd, "applying and building the series for processes", &log, 3 * WAIT)?;
+        for made in [tree, tmp.join("build")] {
+            fs::remove_dir_all(made)?;
+        }
+        Ok(())
     })?;
     process::libraries_of(cache, process::NEXT).map(|_| ())
 }

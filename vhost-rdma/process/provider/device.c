@@ -76,6 +76,7 @@ static void sweep(struct vrdma_session *session)
 		}
 		*at = channel->next;
 		close(channel->events.put);
+		vrdma_events_end(session, &channel->events);
 		free(channel);
 	}
 }
@@ -162,6 +163,7 @@ static int query_pkey(struct ibv_context *context, uint8_t port, int index, __be
 static const struct verbs_local_ops local_ops = {
 	.create_comp_channel = create_channel,
 	.destroy_comp_channel = destroy_channel,
+	.read_event = vrdma_read_event,
 	.query_gid = query_gid,
 	.query_pkey = query_pkey,
 	.cm_open = vrdma_cm_open,

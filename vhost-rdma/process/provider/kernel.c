@@ -447,32 +447,57 @@ int vrdma_local_modify_cq(struct ibv_cq *cq, struct ibv_modify_cq_attr *attr,
 	return vrdma_command(cq->context, VIRTIO_RDMA_CMD_CQ_MODERATE, &req, sizeof(req), NULL, 0);
 }
 
-/* Events that nobody has read go; those that were read are waited for, as the kernel's are. */
+/* Asynchronous events that nobody has read go. */
 static void forget(struct ibv_context *context, void *object)
 {
 	struct vrdma_session *session = vrdma_session_of(context);
 
-	if (session)
-		vrdma_events_drop(&session->events, (uintptr_t)object, 16);
+	if (!session)
+		return;
+	pthread_mutex_lock(&session->tables);
+	vrdma_events_drop(session, &session->events, (uintptr_t)object,
+			  sizeof(struct ib_uverbs_async_event_desc));
+	pthread_mutex_unlock(&session->tables);
+}
+
+/* Those of a queue pair or a shared receive queue that were read are waited for. */
+static void forget_and_wait(struct ibv_context *context, void *object, pthread_mutex_t *mutex,
+			    pthread_cond_t *cond, const uint32_t *events)
+{
+	forget(context, object);
+	/* A child of fork() acknowledges nothing of its parent's. */
+	if (vrdma_session_of(context))
+		vrdma_await_acks(mutex, cond, events, events);
+}
+
+/* The same of completion events. */
+static void forget_completions(struct vrdma_session *session, struct ibv_cq *cq)
+{
+	struct vrdma_channel *channel;
+
+	vrdma_sleeper_drop(session, cq);
+	pthread_mutex_lock(&session->tables);
+	for (channel = session->channels; channel; channel = channel->next) {
+		if (channel->of == cq->channel)
+			vrdma_events_drop(session, &channel->events, (uintptr_t)cq,
+					  sizeof(struct ib_uverbs_comp_event_desc));
+	}
+	pthread_mutex_unlock(&session->tables);
 }
 
 int vrdma_local_destroy_cq(struct ibv_cq *cq)
 {
 	struct vrdma_session *session = vrdma_session_of(cq->context);
 	int ret = vrdma_destroy(cq->context, VIRTIO_RDMA_CMD_CQ_DESTROY, cq->handle);
-	struct vrdma_channel *channel;
 
 	if (ret)
 		return ret;
-	if (session && cq->channel) {
-		vrdma_sleeper_drop(session, cq);
-		pthread_mutex_lock(&session->tables);
-		for (channel = session->channels; channel; channel = channel->next)
-			if (channel->of == cq->channel)
-				vrdma_events_drop(&channel->events, (uintptr_t)cq, 8);
-		pthread_mutex_unlock(&session->tables);
-	}
+	if (session && cq->channel)
+		forget_completions(session, cq);
 	forget(cq->context, cq);
+	if (session)
+		vrdma_await_acks(&cq->mutex, &cq->cond, &cq->comp_events_completed,
+				 &cq->async_events_completed);
 	return 0;
 }
 
@@ -556,7 +581,7 @@ int vrdma_local_destroy_srq(struct ibv_srq *srq)
 
 	if (ret)
 		return ret;
-	forget(srq->context, srq);
+	forget_and_wait(srq->context, srq, &srq->mutex, &srq->cond, &srq->events_completed);
 	if (mirror)
 		vrdma_kept_forget(mirror, &to_vsrq(srq)->wq);
 	return 0;

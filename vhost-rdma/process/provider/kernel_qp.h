@@ -172,7 +172,7 @@ int vrdma_local_destroy_qp(struct ibv_qp *qp)
 	int ret = vrdma_destroy(qp->context, VIRTIO_RDMA_CMD_QP_DESTROY, qp->handle);
 
 	if (!ret)
-		forget(qp->context, qp);
+		forget_and_wait(qp->context, qp, &qp->mutex, &qp->cond, &qp->events_completed);
 	return ret;
 }
 

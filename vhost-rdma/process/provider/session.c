@@ -11,7 +11,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -344,6 +343,7 @@ void vrdma_session_close(struct vrdma_session *session)
 		struct vrdma_channel *channel = session->channels;
 
 		session->channels = channel->next;
+		vrdma_events_end(session, &channel->events);
 		free(channel);
 	}
 	while (session->sleepers) {
@@ -358,6 +358,7 @@ void vrdma_session_close(struct vrdma_session *session)
 		session->pieces = piece->next;
 		free(piece);
 	}
+	vrdma_events_end(session, &session->events);
 	vrdma_loans_end(session);
 	vrdma_dm_end(session->context);
 	if (session->doorbells)
@@ -494,23 +495,4 @@ int vrdma_destroy(struct ibv_context *context, uint16_t opcode, uint32_t object)
 
 	/* With the device everything that it had is gone. */
 	return ret == EIO ? 0 : ret;
-}
-
-void vrdma_events_drop(const struct vrdma_events *events, uint64_t element, size_t size)
-{
-	uint64_t event[2];
-	int bytes, left;
-
-	/*
-	 * Bytes of all packets (unix(7), SIOCINQ): each is looked at once, what is put back is
-	 * last.
-	 */
-	if (ioctl(events->take, FIONREAD, &bytes) < 0)
-		return;
-	for (left = bytes / (int)size; left > 0; left--) {
-		if (recv(events->take, event, size, MSG_DONTWAIT) != (ssize_t)size)
-			return;
-		if (event[0] != element)
-			(void)!send(events->put, event, size, MSG_DONTWAIT | MSG_NOSIGNAL);
-	}
 }

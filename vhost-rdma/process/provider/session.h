@@ -12,6 +12,7 @@
 
 #include <infiniband/verbs.h>
 
+#include "events.h"
 #include "virtio_rdma_abi.h"
 
 enum vrdma_op {
@@ -44,12 +45,6 @@ struct vrdma_answer {
 	size_t len;
 	int *fds;
 	unsigned int files;
-};
-
-/* A channel of events: where they are received, and where those of others are put back. */
-struct vrdma_events {
-	int take;
-	int put;
 };
 
 struct vrdma_channel {
@@ -94,6 +89,7 @@ struct vrdma_session {
 	pthread_mutex_t lock;		/* the socket */
 	pthread_mutex_t tables;		/* what follows */
 	struct vrdma_channel *channels;
+	uint32_t late;			/* events that wait to be put back into their channels */
 	struct vrdma_sleeper *sleepers;
 	struct vrdma_piece *pieces;	/* memory that the device reaches */
 	struct vrdma_loan *loans;	/* and files of the program's (loan.h) */
@@ -129,8 +125,6 @@ int vrdma_destroy(struct ibv_context *context, uint16_t opcode, uint32_t object)
 /* A CQ with a channel is there; an errno. It is gone. */
 int vrdma_sleeper_add(struct vrdma_session *session, const struct ibv_cq *cq);
 void vrdma_sleeper_drop(struct vrdma_session *session, const struct ibv_cq *cq);
-/* Takes events of one object out of a channel. */
-void vrdma_events_drop(const struct vrdma_events *events, uint64_t element, size_t size);
 /* Watches the socket, and lets everyone know when it ends. */
 int vrdma_watch(struct vrdma_session *session);
 

@@ -15,7 +15,7 @@ use crate::roots::{self, Debian};
 
 const BUILD_WAIT: Duration = Duration::from_secs(600);
 /// What the libraries are built with (vhost-rdma/process/build.sh).
-const TOOLS: [&str; 7] =
+pub(crate) const TOOLS: [&str; 7] =
     ["cmake", "make", "patch", "pkg-config", "python3", "libnl-3-dev", "libnl-route-3-dev"];
 /// Upstream's files: a distribution's own are for its packages.
 const UNPACK: &str = "cd \"$1\"; mkdir tree
