@@ -33,6 +33,7 @@ struct shared {
 	uint8_t *base;
 	size_t len;
 	int fd;
+	int taken;	/* of a large one, by its allocation */
 	uint8_t used[BITS];
 };
 
@@ -59,7 +60,7 @@ static struct shared *new_piece(size_t len)
 
 	if (!piece)
 		return NULL;
-	piece->len = len > PIECE ? len : PIECE;
+	piece->len = len;
 	piece->fd = vrdma_sealed_file(piece->len);
 	if (piece->fd < 0)
 		goto err;
@@ -94,28 +95,63 @@ static void *alloc_in(struct shared *piece, size_t pages)
 	return NULL;
 }
 
+/*
+ * The smallest large piece that is free and has room. What sessions were given they keep, so a
+ * piece that was made once serves all large rings that come after: rings double in size, and no
+ * program has more pieces than it has large rings at one time, but for a few of smaller sizes.
+ */
+static struct shared *free_large(size_t len)
+{
+	struct shared *piece, *best = NULL;
+
+	for (piece = all; piece; piece = piece->next) {
+		if (piece->len > PIECE && !piece->taken && piece->len >= len &&
+		    (!best || piece->len < best->len))
+			best = piece;
+	}
+	return best;
+}
+
+static void *alloc_large(size_t len)
+{
+	struct shared *piece = free_large(len);
+
+	if (!piece)
+		piece = new_piece(len);
+	if (!piece)
+		return NULL;
+	piece->taken = 1;
+	return piece->base;
+}
+
+static void *alloc_small(size_t pages)
+{
+	struct shared *piece;
+	void *addr = NULL;
+
+	for (piece = all; piece && !addr; piece = piece->next)
+		addr = alloc_in(piece, pages);
+	if (addr)
+		return addr;
+	piece = new_piece(PIECE);
+	return piece ? alloc_in(piece, pages) : NULL;
+}
+
 /* Zeroed, page-aligned; NULL and errno where there is none. */
 void *vrdma_pages_alloc(size_t len)
 {
 	size_t pages = (len + PAGE - 1) / PAGE;
-	struct shared *piece;
-	void *addr = NULL;
+	void *addr;
 
 	pthread_mutex_lock(&shared_lock);
-	for (piece = all; piece && !addr; piece = piece->next)
-		addr = alloc_in(piece, pages);
-	if (!addr) {
-		piece = new_piece(pages * PAGE);
-		if (piece)
-			addr = piece->len > PIECE ? piece->base : alloc_in(piece, pages);
-	}
+	addr = pages > BITS ? alloc_large(pages * PAGE) : alloc_small(pages);
 	pthread_mutex_unlock(&shared_lock);
 	if (!addr)
 		errno = ENOMEM;
 	return addr;
 }
 
-/* 1 if the range is ours. A large piece stays: sessions have it, and the next large ring may. */
+/* 1 if the range is ours. Pieces stay, for the next ring. */
 int vrdma_pages_free(void *addr, size_t len)
 {
 	struct shared *piece;
@@ -131,7 +167,9 @@ int vrdma_pages_free(void *addr, size_t len)
 		/* The next user finds zeroes, and the host has its memory back. */
 		fallocate(piece->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
 			  (off_t)len);
-		if (piece->len <= PIECE)
+		if (piece->len > PIECE)
+			piece->taken = 0;
+		else
 			memset(&piece->used[at / PAGE], 0, (len + PAGE - 1) / PAGE);
 	}
 	pthread_mutex_unlock(&shared_lock);
