@@ -14,12 +14,15 @@
 int vrdma_cm_open(struct ibv_context *context, uint32_t *number, int *fd)
 {
 	struct vrdma_request request = { VRDMA_CM_ADD, NULL, 0, -1 };
-	__le32 made[2];
+	__le32 made[2] = {};
 	struct vrdma_answer answer = { made, sizeof(made), fd, 1 };
 	int ret = vrdma_ask(vrdma_session_of(context), &request, &answer);
 
 	if (!ret)
 		*number = le32toh(made[0]);
+	/* The device has made one for which the program had no descriptor. */
+	else if (ret == EMFILE && made[0])
+		vrdma_cm_close(context, le32toh(made[0]));
 	return ret;
 }
 

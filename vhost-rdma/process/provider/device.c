@@ -81,12 +81,21 @@ static void sweep(struct vrdma_session *session)
 	}
 }
 
+static void remove_channel(struct vrdma_session *session, uint32_t number)
+{
+	__le32 which[2] = { htole32(number) };
+	struct vrdma_request request = { VRDMA_CHANNEL_REMOVE, which, sizeof(which), -1 };
+	struct vrdma_answer none = {};
+
+	(void)vrdma_ask(session, &request, &none);
+}
+
 static int create_channel(struct ibv_comp_channel *of)
 {
 	struct vrdma_session *session = vrdma_session_of(of->context);
 	struct vrdma_channel *channel = calloc(1, sizeof(*channel));
 	struct vrdma_request request = { VRDMA_CHANNEL_ADD, NULL, 0, -1 };
-	__le32 number[2];
+	__le32 number[2] = {};
 	int fds[2], ret;
 	struct vrdma_answer answer = { number, sizeof(number), fds, 2 };
 
@@ -94,6 +103,9 @@ static int create_channel(struct ibv_comp_channel *of)
 		return ENOMEM;
 	ret = vrdma_ask(session, &request, &answer);
 	if (ret) {
+		/* The device has made one for which the program had no descriptors. */
+		if (ret == EMFILE && number[0])
+			remove_channel(session, le32toh(number[0]));
 		free(channel);
 		return ret;
 	}
@@ -113,10 +125,8 @@ static int create_channel(struct ibv_comp_channel *of)
 static void destroy_channel(struct ibv_comp_channel *of)
 {
 	struct vrdma_session *session = vrdma_session_of(of->context);
-	struct vrdma_request request = { VRDMA_CHANNEL_REMOVE, NULL, 8, -1 };
-	struct vrdma_answer none = {};
 	struct vrdma_channel *channel;
-	__le32 number[2] = {};
+	uint32_t number = 0;
 
 	close(of->fd);
 	if (!session)
@@ -125,14 +135,13 @@ static void destroy_channel(struct ibv_comp_channel *of)
 	for (channel = session->channels; channel && channel->of != of; channel = channel->next)
 		;
 	if (channel) {
-		number[0] = htole32(channel->number);
+		number = channel->number;
 		channel->of = NULL;
 	}
 	pthread_mutex_unlock(&session->tables);
 	if (!channel)
 		return;
-	request.body = number;
-	(void)vrdma_ask(session, &request, &none);
+	remove_channel(session, number);
 	pthread_mutex_lock(&session->tables);
 	sweep(session);
 	pthread_mutex_unlock(&session->tables);

@@ -51,7 +51,7 @@ static int make_doorbells(struct vrdma_session *session)
 	void *base;
 
 	if (fd < 0)
-		return ENOMEM;
+		return vrdma_no_file();
 	base = mmap(NULL, VRDMA_DB_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	ret = base == MAP_FAILED ? ENOMEM : 0;
 	if (!ret) {

@@ -54,6 +54,12 @@ int vrdma_sealed_file(size_t len)
 	return fd;
 }
 
+/* Why there is none: a full table of descriptors is the program's to mend. */
+int vrdma_no_file(void)
+{
+	return errno == EMFILE || errno == ENFILE ? errno : ENOMEM;
+}
+
 static struct shared *new_piece(size_t len)
 {
 	struct shared *piece = calloc(1, sizeof(*piece));

@@ -43,8 +43,9 @@ static int new_ground(struct vrdma_session *session, struct vrdma_mirror *mirror
 		return ENOMEM;
 	fd = vrdma_sealed_file(len);
 	if (fd < 0) {
+		ret = vrdma_no_file();
 		free(ground);
-		return ENOMEM;
+		return ret;
 	}
 	ground->len = len;
 	ground->base = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);

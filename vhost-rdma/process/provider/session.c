@@ -11,6 +11,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -260,27 +261,74 @@ static int receive_answer(int socket, const struct vrdma_answer *answer)
 		return EIO;
 	files = take_files(&msg, answer);
 	ret = status_to_errno(le32toh(head[0]));
-	if (!ret && ((size_t)got != sizeof(head) + answer->len || files != answer->files))
+	if (!ret && (size_t)got != sizeof(head) + answer->len)
 		ret = EIO;
+	if (!ret && files != answer->files)
+		ret = files < answer->files && msg.msg_flags & MSG_CTRUNC ? EMFILE : EIO;
 	for (i = 0; ret && i < files && i < answer->files; i++)
 		close(answer->fds[i]);
+	return ret;
+}
+
+/*
+ * Descriptors that come with an answer need room in the program's table: what finds none the kernel
+ * drops, and the device would take it for something that the program has closed. So there has to be
+ * room before anything is asked.
+ */
+static int keep_room(int *room, unsigned int count)
+{
+	unsigned int i;
+	int error;
+
+	for (i = 0; i < count; i++) {
+		room[i] = eventfd(0, EFD_CLOEXEC);
+		if (room[i] < 0) {
+			error = errno;
+			while (i)
+				close(room[--i]);
+			return error;
+		}
+	}
+	return 0;
+}
+
+/* Another thread may be quicker than the answer: then that is EMFILE, and the caller's to undo. */
+static void give_room(int socket, int *room, unsigned int count)
+{
+	char byte;
+
+	while (count && recv(socket, &byte, 1, MSG_PEEK) < 0 && errno == EINTR)
+		;
+	while (count)
+		close(room[--count]);
+}
+
+static int exchange(struct vrdma_session *session, const struct vrdma_request *request,
+		    const struct vrdma_answer *answer, int *room)
+{
+	int ret;
+
+	pthread_mutex_lock(&session->lock);
+	ret = session->socket < 0 ? EIO : send_request(session->socket, request);
+	give_room(ret ? -1 : session->socket, room, answer->files);
+	if (!ret)
+		ret = receive_answer(session->socket, answer);
+	pthread_mutex_unlock(&session->lock);
 	return ret;
 }
 
 int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
 	      const struct vrdma_answer *answer)
 {
-	int ret, cancel;
+	int ret, cancel, room[VRDMA_FILES];
 
 	if (!session)
 		return EIO;
 	/* A command is no point of cancellation, as it is none with the kernel (an ioctl). */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-	pthread_mutex_lock(&session->lock);
-	ret = session->socket < 0 ? EIO : send_request(session->socket, request);
+	ret = keep_room(room, answer->files);
 	if (!ret)
-		ret = receive_answer(session->socket, answer);
-	pthread_mutex_unlock(&session->lock);
+		ret = exchange(session, request, answer, room);
 	pthread_setcancelstate(cancel, NULL);
 	return ret;
 }

@@ -29,7 +29,7 @@ enum vrdma_op {
 	VRDMA_CM_COMMAND,
 };
 
-#define VRDMA_FILES 4
+#define VRDMA_FILES 4u
 
 /* What is asked: an operation, its body, and a descriptor that goes with it (or -1). */
 struct vrdma_request {
@@ -137,6 +137,8 @@ void vrdma_dm_after_fork(int in_child);
 
 /* memory.c: pages of this process that the device can reach, and whose they are. */
 int vrdma_sealed_file(size_t len);
+/* The errno to give where that has just failed. */
+int vrdma_no_file(void);
 void *vrdma_pages_alloc(size_t len);
 void vrdma_pages_before_fork(void);
 void vrdma_pages_after_fork(int in_child);
