@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +31,9 @@ use crate::worker::Progress;
 
 /// Regions of memory that all processes of a NIC have together.
 const REGIONS: usize = 4096;
+/// Completion channels and channels of the connection manager that they have together: each is a
+/// descriptor of this process, which serves all NICs of a network.
+const CHANNELS: u32 = 4096;
 /// How long sessions may take to end with their NIC. Who asks for that serves all others as well,
 /// and a session's thread may be in the middle of closing what its process has sent.
 const ENDING: Duration = Duration::from_secs(2);
@@ -46,6 +49,16 @@ pub(super) enum NotIn {
     /// The host lacks something.
     #[error(transparent)]
     Host(#[from] io::Error),
+}
+
+/// One of the channels that all processes of a NIC may have. It is given back with it.
+#[derive(Debug)]
+pub(super) struct ChannelPlace(Arc<AtomicU32>);
+
+impl Drop for ChannelPlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What the device is to a driver from its INIT on.
@@ -93,6 +106,8 @@ pub(crate) struct House {
     commands: Mutex<()>,
     /// What all windows are together.
     space: Mutex<AddressSpace>,
+    /// Channels that there are.
+    channels: Arc<AtomicU32>,
 }
 
 /// The link-local address that a MAC address makes (RFC 4291, appendix A).
@@ -148,6 +163,7 @@ impl House {
             left_over: Mutex::default(),
             commands: Mutex::default(),
             space: Mutex::new(space),
+            channels: Arc::default(),
         })
     }
 
@@ -178,6 +194,13 @@ impl House {
     /// Threads that part with processes which were turned away.
     pub(super) const fn partings(&self) -> &Arc<AtomicU32> {
         &self.partings
+    }
+
+    /// Room for one channel more, if there is any.
+    pub(super) fn channel_place(&self) -> Option<ChannelPlace> {
+        let more = |count: u32| (count < CHANNELS).then_some(count + 1);
+        self.channels.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(ChannelPlace(self.channels.clone()))
     }
 
     /// Keeps a process that was turned away for a thread that has the time to close its socket.

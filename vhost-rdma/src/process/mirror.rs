@@ -10,6 +10,7 @@ use std::os::fd::AsFd as _;
 
 use arrayvec::ArrayVec;
 use rustix::event::{PollFd, PollFlags};
+use virtio_rdma_abi::{MrRegReq, access};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::messages::{MirrorDone, MirrorJob};
@@ -29,15 +30,40 @@ pub(super) struct Mirrors {
     waiting: VecDeque<Job>,
     /// Numbers of jobs whose answers are awaited.
     asked: BTreeSet<u64>,
+    /// The process has asked for a mirrored region.
+    used: bool,
 }
 
-/// The process broke the rules, or is gone.
-#[derive(Debug)]
-pub(super) struct Broken;
+/// Why there are no answers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NoAnswer {
+    /// The process has closed the channel, or it never arrived: where the table of descriptors is
+    /// full, the kernel drops those that come with a message (unix(7), `MSG_CTRUNC`).
+    Closed,
+    /// It broke the rules.
+    Broken,
+}
+
+/// Whether MR_REG, of which these bytes are the body, asks for a mirrored region.
+pub(super) fn is_mirrored(body: &[u8]) -> bool {
+    MrRegReq::read_from_prefix(body)
+        .is_ok_and(|(region, _)| region.access.get() & access::MIRRORED != 0)
+}
 
 impl Mirrors {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { channel: Channel::new()?, waiting: VecDeque::new(), asked: BTreeSet::new() })
+        let (waiting, asked) = (VecDeque::new(), BTreeSet::new());
+        Ok(Self { channel: Channel::new()?, waiting, asked, used: false })
+    }
+
+    /// There may be mirrored regions from now on.
+    pub(super) const fn use_them(&mut self) {
+        self.used = true;
+    }
+
+    /// Whether there may be any.
+    pub(super) const fn are_used(&self) -> bool {
+        self.used
     }
 
     /// What is waited for.
@@ -61,19 +87,21 @@ impl Mirrors {
     }
 
     /// The process's answers: numbers of jobs, and the values; `None`: it could not.
-    pub(super) fn take(&mut self) -> Result<Vec<(u64, Option<u64>)>, Broken> {
+    pub(super) fn take(&mut self) -> Result<Vec<(u64, Option<u64>)>, NoAnswer> {
         let mut done = Vec::new();
         for _ in 0..BATCH {
             let packet = match socket::receive(self.channel.as_fd()) {
                 Ok(Some(packet)) if !packet.cut => packet,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Ok(_) | Err(_) => return Err(Broken),
+                Ok(None) => return Err(NoAnswer::Closed),
+                Ok(_) | Err(_) => return Err(NoAnswer::Broken),
             };
-            let answers = <[MirrorDone]>::ref_from_bytes(packet.bytes()).map_err(|_| Broken)?;
+            let answers = <[MirrorDone]>::ref_from_bytes(packet.bytes());
+            let answers = answers.map_err(|_| NoAnswer::Broken)?;
             for answer in answers {
                 let number = answer.number.get();
                 if answer.reserved.get() != 0 || !self.asked.remove(&number) {
-                    return Err(Broken);
+                    return Err(NoAnswer::Broken);
                 }
                 done.push((number, (answer.status.get() == 0).then_some(answer.value.get())));
             }
@@ -140,6 +168,16 @@ mod tests {
         say(&process, &answer(1, 0));
         say(&process, &answer(1, 0));
         assert!(mirrors.take().is_err());
+    }
+
+    #[test]
+    fn a_channel_that_is_gone_is_no_broken_rule() {
+        let (mut mirrors, process) = begun();
+        drop((process, mirrors.channel.given()));
+        assert_eq!(mirrors.take().unwrap_err(), NoAnswer::Closed);
+        let (mut mirrors, process) = begun();
+        socket::send(process.as_fd(), &[0; 23], &[]).unwrap();
+        assert_eq!(mirrors.take().unwrap_err(), NoAnswer::Broken);
     }
 
     #[test]

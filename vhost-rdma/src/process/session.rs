@@ -9,7 +9,7 @@
 mod channels;
 mod pieces;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
@@ -23,12 +23,12 @@ use zerocopy::{FromBytes as _, IntoBytes as _};
 use super::cm;
 use super::commands::{self, Runner};
 use super::events::Bell;
-use super::house::House;
+use super::house::{ChannelPlace, House};
 use super::memory::Window;
 use super::messages::{
     Address, Answer, Completed, Given, Happened, Head, Hello, Number, VERSION, Welcome, exactly, op,
 };
-use super::mirror::Mirrors;
+use super::mirror::{self, Mirrors, NoAnswer};
 use super::socket::{self, Channel, Packet};
 use crate::device::ctrl::{Controller, RESPONSE_MAX, Request};
 use crate::device::nic::{DirectKick, PATIENCE};
@@ -38,11 +38,12 @@ use crate::nic::objects::QP_EVENTS;
 use crate::nic::{Command, MEMORY_LOST, Status};
 use crate::panics::contained;
 
-/// Regions of memory, and completion channels, of one process.
+/// Regions of memory of one process.
 const REGIONS: usize = 64;
-const CHANNELS: usize = 64;
-/// Channels of the connection manager: rsockets have one each.
-const CM_CHANNELS: usize = 128;
+/// Completion channels, and channels of the connection manager: a connection of librdmacm's has two
+/// of the first, one of rsockets' one of each. All of a NIC's processes have fewer together than a
+/// few of them might (`house`), since each is a descriptor of a process that serves others too.
+const CHANNELS: usize = 1024;
 /// What says in such a channel that an event waits.
 const TOKEN: &[u8] = &[1, 0, 0, 0, 0, 0, 0, 0];
 /// What is kept for a region, a channel, and an object that has a name.
@@ -60,6 +61,14 @@ struct Completions {
     channel: Channel,
     /// CQs that use it.
     users: u32,
+    _place: ChannelPlace,
+}
+
+/// A channel of the connection manager.
+#[derive(Debug)]
+struct Tokens {
+    channel: Channel,
+    _place: ChannelPlace,
 }
 
 /// A CQ as the process knows it.
@@ -95,8 +104,9 @@ pub(super) struct Session {
     /// Jobs for mirrored regions, once the process has asked for them.
     mirrors: Option<Mirrors>,
     channels: BTreeMap<u32, Completions>,
-    /// Channels of the connection manager.
-    cm: BTreeMap<u32, Channel>,
+    cm: BTreeMap<u32, Tokens>,
+    /// Of those, whose tokens found no room.
+    lacking: Vec<u32>,
     last_channel: u32,
     cqs: BTreeMap<u32, Cq>,
     /// How the process calls its QPs and SRQs.
@@ -161,6 +171,7 @@ impl Session {
             mirrors: None,
             channels: BTreeMap::new(),
             cm: BTreeMap::new(),
+            lacking: Vec::new(),
             last_channel: 0,
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
@@ -233,12 +244,11 @@ impl Session {
         fds.extend(kick.map(|_| PollFd::new(&self.kick, PollFlags::IN)));
         let mirror = self.mirrors.as_ref().map(|_| fds.len());
         fds.extend(self.mirrors.as_ref().map(Mirrors::poll_fd));
-        let waiting = |id: u32| self.cqs.values().any(|cq| cq.channel == id && cq.waiting > 0);
-        let channels = self.channels.iter().filter(|(id, _)| waiting(**id));
-        fds.extend(channels.map(|(_, it)| PollFd::new(&it.channel, PollFlags::OUT)));
-        let lacks = |number: u32| self.house.cm.untold(number) > 0;
-        let lacking = self.cm.iter().filter(|(number, _)| lacks(**number));
-        fds.extend(lacking.map(|(_, channel)| PollFd::new(channel, PollFlags::OUT)));
+        let waiting = self.cqs.values().filter(|cq| cq.waiting > 0).map(|cq| cq.channel);
+        let full = waiting.collect::<BTreeSet<_>>().into_iter();
+        let full = full.filter_map(|id| Some(&self.channels.get(&id)?.channel));
+        let lacking = self.lacking.iter().filter_map(|id| Some(&self.cm.get(id)?.channel));
+        fds.extend(full.chain(lacking).map(|channel| PollFd::new(channel, PollFlags::OUT)));
         if !self.happened.is_empty() {
             fds.push(PollFd::new(&self.happenings, PollFlags::OUT));
         }
@@ -288,7 +298,17 @@ impl Session {
     fn pass_answers(&mut self) -> GoesOn {
         let Some(mirrors) = &mut self.mirrors else { return true };
         mirrors.give(Vec::new());
-        let Ok(done) = mirrors.take() else { return false };
+        let done = match mirrors.take() {
+            Ok(done) => done,
+            // The process had no room for the descriptor: it may ask again.
+            Err(NoAnswer::Closed) if !mirrors.are_used() => {
+                self.mirrors = None;
+                // Less than before: this is not refused.
+                let _ = self.keep(0);
+                return true;
+            }
+            Err(_) => return false,
+        };
         if !done.is_empty() {
             let ctx = self.ctx;
             self.house.nic.post(move |shard, id, _| shard.owner_answered(id, ctx, &done));
@@ -308,10 +328,14 @@ impl Session {
                 cq.waiting -= 1;
             }
         }
-        for (&number, channel) in &self.cm {
-            let most = self.house.cm.untold(number);
-            let put = (0..most).take_while(|_| channel.put(TOKEN)).count();
-            self.house.cm.told(number, u32::try_from(put).unwrap_or(most));
+        // Who rings the bell has added to these; nobody else has.
+        self.lacking.clear();
+        for (number, most) in self.house.cm.untold(self.cm.keys().copied()) {
+            let Some(tokens) = self.cm.get(&number) else { continue };
+            let put = (0..most).take_while(|_| tokens.channel.put(TOKEN)).count();
+            let put = u32::try_from(put).unwrap_or(most);
+            self.house.cm.told(number, put);
+            self.lacking.extend((put < most).then_some(number));
         }
         let happenings = &self.happenings;
         let mut full = false;
@@ -459,6 +483,10 @@ impl Session {
         let channel = given.channel.get();
         if channel != 0 && (opcode != cmd::CQ_CREATE || !self.channels.contains_key(&channel)) {
             return Err(Status::NOENT);
+        }
+        // The engine remembers that jobs were asked for; their channel may not have arrived.
+        if opcode == cmd::MR_REG && mirror::is_mirrored(rest) {
+            self.mirrors.as_mut().ok_or(Status::INVAL)?.use_them();
         }
         // Whoever fills the account, what is there can be used and ended.
         if matches!(opcode, cmd::CQ_CREATE | cmd::QP_CREATE | cmd::SRQ_CREATE) {

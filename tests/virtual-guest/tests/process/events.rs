@@ -70,6 +70,55 @@ fn a_channel_lives_for_as_long_as_its_queues() {
     assert_eq!(refused, err::NOENT);
 }
 
+/// A process has as many channels as a server has connections, and a NIC's processes together have
+/// no more descriptors of the daemon's than a few of them might ask for.
+#[test]
+fn channels_have_a_limit_for_a_process_and_for_all_of_a_nic() {
+    const OF_ONE: u32 = 1024;
+    const OF_ALL: u32 = 4096;
+    let scene = Scene::new();
+    let (first, peer) = (scene.blue(), scene.red());
+    let process = first.guest.process();
+    let mut numbers: Vec<u32> = (0..OF_ONE).map(|_| process.channel().unwrap().number).collect();
+    assert_eq!(status(process.channel()), err::NOMEM, "one too many");
+    let tokens: Vec<u32> = (0..OF_ONE).map(|_| process.cm_channel().unwrap().number).collect();
+    assert_eq!(status(process.cm_channel()), err::NOMEM, "one too many");
+    // Another process finds the rest of what the NIC may have.
+    let second = scene.blue();
+    let (all, other) = (OF_ALL - 2 * OF_ONE, second.guest.process());
+    for _ in 0..all / 2 {
+        other.channel().unwrap();
+        other.cm_channel().unwrap();
+    }
+    let third = scene.blue();
+    assert_eq!(status(third.guest.process().channel()), err::NOMEM);
+    assert_eq!(status(third.guest.process().cm_channel()), err::NOMEM);
+    // That is no other NIC's affair, and who has so many is served.
+    let channel = peer.guest.process().channel().unwrap();
+    let last = process.end_channel(numbers.pop().unwrap()).unwrap();
+    assert_eq!(last, err::OK);
+    let own = process.channel().unwrap();
+    for (near, far, of) in [(&first, &peer, &own), (&peer, &first, &channel)] {
+        let (mut a, mut b) = connected(near, cq(near, 7, of.number), far);
+        let to = a.node.area(8);
+        a.rcq.arm(ARM_ANY);
+        a.qp.post_recv(1, &[to.sge()]);
+        b.run_ok(&SendWr::send(1, &[]));
+        assert_eq!(of.event(SOON), Some(7));
+    }
+    assert_eq!(process.end_cm(tokens[0]).unwrap(), err::OK);
+    third.guest.process().channel().unwrap();
+    // With a process go its channels.
+    drop(second);
+    let begin = std::time::Instant::now();
+    let found =
+        || third.guest.process().channel().is_ok() && third.guest.process().channel().is_ok();
+    while !found() {
+        assert!(begin.elapsed() < SOON, "they stay");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// A process that does not read its events loses none, and delays no other's. One that comes while
 /// the one before is still on its way is merged with it, and counted (docs/virtio-rdma.md,
 /// `events_coalesced`).

@@ -291,6 +291,26 @@ fn answers_that_nobody_asked_for_end_the_session() {
     scene.awaits_nothing("red");
 }
 
+/// As where the program's table of descriptors is full: the channel is gone before anything is
+/// asked of it. The session goes on as if it had not asked for one.
+#[test]
+fn a_channel_that_did_not_arrive_can_be_asked_for_again() {
+    let scene = Scene::new();
+    let (mut a, b) = pair(&scene.blue(), &scene.red());
+    let process = b.node.guest.process();
+    for _ in 0..20 {
+        drop(process.mirrors().unwrap());
+        assert_eq!(refused(b.node.ctx.mr(b.node.pdn, 2 * HALF, RIGHTS).map(drop)), err::INVAL);
+    }
+    let owner = Owner::new(&b.node);
+    assert_eq!(refused(process.mirrors().map(drop)), err::EXIST);
+    let from = a.node.area(64);
+    from.set(&pattern(3, 64));
+    let (to, key) = owner.at(8);
+    a.run_ok(&SendWr::write(1, &[from.sge()], to, key));
+    assert_eq!(owner.bytes(8, 64), pattern(3, 64));
+}
+
 #[test]
 fn an_owner_that_is_gone_leaves_nothing() {
     let scene = Scene::new();

@@ -193,9 +193,18 @@ impl Manager {
         self.shared.bell.ring();
     }
 
-    /// How many tokens a channel of events lacks.
-    pub(in crate::process) fn untold(&self, channel: u32) -> u32 {
-        self.shared.machine().untold(channel)
+    /// Which of these channels of events lack tokens, and how many.
+    pub(in crate::process) fn untold(
+        &self,
+        channels: impl ExactSizeIterator<Item = u32>,
+    ) -> Vec<(u32, u32)> {
+        // The lock is everybody's, and most processes have none.
+        if channels.len() == 0 {
+            return Vec::new();
+        }
+        let machine = self.shared.machine();
+        let each = channels.map(|number| (number, machine.untold(number)));
+        each.filter(|(_, lacks)| *lacks > 0).collect()
     }
 
     /// So many were put in.

@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 
 use zerocopy::IntoBytes as _;
 
-use super::{CHANNEL, CHANNELS, CM_CHANNELS, Completions, GoesOn, Session};
+use super::{CHANNEL, CHANNELS, Completions, GoesOn, Session, Tokens};
 use crate::nic::Status;
 use crate::process::messages::{Answer, Number, exactly};
 use crate::process::socket::{self, Channel};
@@ -29,12 +29,14 @@ impl Session {
         if self.channels.len() >= CHANNELS {
             return Err(Status::NOMEM);
         }
+        let place = self.house.channel_place().ok_or(Status::NOMEM)?;
         self.keep(CHANNEL)?;
         let channel = Channel::new().map_err(|_| Status::NOMEM)?;
         while self.last_channel == 0 || self.channels.contains_key(&self.last_channel) {
             self.last_channel = self.last_channel.wrapping_add(1);
         }
-        self.channels.insert(self.last_channel, Completions { channel, users: 0 });
+        let completions = Completions { channel, users: 0, _place: place };
+        self.channels.insert(self.last_channel, completions);
         Ok(self.last_channel)
     }
 
@@ -50,30 +52,31 @@ impl Session {
 
     pub(super) fn add_cm(&mut self, body: &[u8]) -> GoesOn {
         let made = if body.is_empty() { self.new_cm() } else { Err(Status::INVAL) };
-        let (number, mut channel) = match made {
+        let (number, mut tokens) = match made {
             Ok(made) => made,
             Err(status) => return self.say(&Answer::of(status)),
         };
-        let Some([take, _]) = channel.ends() else { return false };
+        let Some([take, _]) = tokens.channel.ends() else { return false };
         let told = Number { number: number.into(), reserved: 0.into() };
         let answer = Answer::ok(told.as_bytes());
         let sent = socket::send(self.socket.as_fd(), answer.bytes(), &[take]).is_ok();
-        channel.given();
-        self.cm.insert(number, channel);
+        tokens.channel.given();
+        self.cm.insert(number, tokens);
         sent
     }
 
-    fn new_cm(&mut self) -> Result<(u32, Channel), Status> {
+    fn new_cm(&mut self) -> Result<(u32, Tokens), Status> {
         if self.ctx == 0 {
             return Err(Status::STATE);
         }
-        if self.cm.len() >= CM_CHANNELS {
+        if self.cm.len() >= CHANNELS {
             return Err(Status::NOMEM);
         }
+        let place = self.house.channel_place().ok_or(Status::NOMEM)?;
         self.keep(CHANNEL)?;
         let channel = Channel::new().map_err(|_| Status::NOMEM)?;
         let number = self.house.cm.add_channel(self.window.number(), self.bell.clone());
-        Ok((number, channel))
+        Ok((number, Tokens { channel, _place: place }))
     }
 
     pub(super) fn remove_cm(&mut self, body: &[u8]) -> Result<Answer, Status> {
