@@ -92,6 +92,21 @@ static int qp_alloc_rings(struct vrdma_context *ctx, struct vrdma_qp *qp,
 	return ret;
 }
 
+/*
+ * Inline bytes lie where the scatter-gather elements would, so there is room for more than was
+ * asked. A program gets all of it, as other devices give it: some send inline without having asked.
+ */
+static void qp_grant_inline(const struct vrdma_context *ctx, const struct vrdma_qp *qp,
+			    struct ibv_qp_cap *cap)
+{
+	uint32_t room;
+
+	if (!qp->sq.buf.addr)
+		return;
+	room = (1u << qp->sq.log2_stride) - VIRTIO_RDMA_SQ_WQE_DATA;
+	cap->max_inline_data = min_t(uint32_t, room, ctx->max_inline);
+}
+
 static void qp_free(struct vrdma_qp *qp)
 {
 	vrdma_buf_free(&qp->sq.buf);
@@ -216,8 +231,10 @@ struct ibv_qp *vrdma_create_qp_ex(struct ibv_context *context, struct ibv_qp_ini
 	ret = vrdma_set_wr_ops(qp, attr, ctx->caps);
 	if (!ret)
 		ret = qp_alloc_rings(ctx, qp, &req);
-	if (!ret)
-		ret = qp_create_in_kernel(context, qp, &req);
+	if (ret)
+		goto err_free;
+	qp_grant_inline(ctx, qp, &req.cap);
+	ret = qp_create_in_kernel(context, qp, &req);
 	if (ret)
 		goto err_free;
 	attr->cap = req.cap;
