@@ -38,7 +38,7 @@ use release::Release;
 const WAIT: Duration = Duration::from_secs(180);
 
 /// Of `tests/guest-programs`, those that are for processes.
-const OURS: [&str; 3] = ["process-private", "process-channels", "process-heap"];
+const OURS: [&str; 4] = ["process-private", "process-calls", "process-channels", "process-heap"];
 
 /// What the programs find in `/host`.
 const FILES: &[(&str, &str)] = &[

@@ -125,8 +125,9 @@ grep -q XRC /tmp/said || { cat /tmp/said >&2; exit 1; }
 
 /// Programs of ours, each with what comes before it in the script; `fork` is a parent and its
 /// children, each with devices of its own.
-const OURS: [(&str, &str, &str); 8] = [
+const OURS: [(&str, &str, &str); 9] = [
     ("fork", "", "timeout 60 python3 /host/fork.py vhost_rdma0"),
+    ("calls that answer as a kernel's", "", CALLS),
     ("the shared heap", "", "timeout 100 /host/process-heap"),
     ("what NCCL looks for", "", "timeout 60 python3 /host/nccl-looks.py"),
     ("memory that is not shared", "", MEMORY),
@@ -169,6 +170,8 @@ grep -q '^hanging' /tmp/hangs && ! grep -q ok /tmp/hangs
 slowest=$(awk '$1 == 2 { print int($4) }' /tmp/client); [ "$slowest" -lt 500000 ]
 wait $hangs || { cat /tmp/hangs >&2; exit 1; }
 "#;
+const CALLS: &str = "timeout 160 /host/process-calls vhost_rdma0 > /tmp/cases 2> /tmp/why ||
+  { grep -v '^ok' /tmp/cases >&2; cat /tmp/why >&2; exit 1; }";
 const MEMORY: &str = "timeout 160 /host/process-private vhost_rdma0 vhost_rdma1 \
   > /tmp/cases 2>&1 || { grep -v '^ok' /tmp/cases >&2; exit 1; }";
 
