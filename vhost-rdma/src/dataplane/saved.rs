@@ -1,7 +1,8 @@
 //! All sessions of this data plane, for another process to go on with.
 //!
-//! First every session comes to rest, then every NIC stands still, and only then is anything
-//! written: so no NIC sees a peer that is gone already. In the other process it is the same in
+//! First every session comes to rest, then every NIC stands still, then what ends a wait and is on
+//! its way between workers comes there, and only then is anything written: so no NIC sees a peer
+//! that is gone already, and none waits for what was said. In the other process it is the same in
 //! reverse, and NICs run again when all are there.
 
 use std::collections::BTreeMap;
@@ -15,8 +16,8 @@ use crate::device::nic::{Nic, PATIENCE};
 use crate::device::saved::SavedSession;
 use crate::link::NicId;
 use crate::nic::saved::{BadState, open, seal};
-use crate::shard::Shard;
-use crate::worker::Progress;
+use crate::shard::{Shard, Wakes};
+use crate::worker::{Progress, WorkerHandle};
 
 /// How long all sessions together may take to come to rest. Who is busy for longer is lost.
 const REST: Duration = Duration::from_millis(500);
@@ -52,6 +53,7 @@ impl LocalDataplane {
             );
         }
         self.on_all(&nics, |shard, ids| ids.iter().for_each(|&id| shard.halt(id)));
+        self.hear_wakes();
         for (nic, session) in resting {
             if let Some(session) = session.save() {
                 saved.sessions.insert(nic.name.clone(), session);
@@ -98,6 +100,20 @@ impl LocalDataplane {
             });
             if let Err(error) = closed {
                 tracing::error!(%error, "a worker does not do what it is told");
+            }
+        }
+    }
+
+    /// Waits until all workers have heard of waits that are over; their NICs stand still.
+    fn hear_wakes(&self) {
+        let until = Instant::now() + PATIENCE;
+        let mut wakes = Wakes::default();
+        let hear =
+            |worker: &WorkerHandle| worker.call(None, PATIENCE, |shard, _| shard.wakes_heard());
+        while !wakes.are_heard(self.workers.handles().iter().map(|worker| hear(worker).ok()?)) {
+            if Instant::now() >= until {
+                tracing::error!("a worker does not do what it is told");
+                return;
             }
         }
     }

@@ -49,12 +49,14 @@ pub struct Bus {
     out: Vec<VecDeque<Parcel>>,
     asks: VecDeque<Ask>,
     answers: VecDeque<Answer>,
-    /// What came before the NIC that it is for.
+    /// What came before the NIC that it is for, or before that goes on.
     early: VecDeque<Parcel>,
     held: Held,
     /// By NIC.
     under_way: Vec<UnderWay>,
     all_under_way: u32,
+    /// Wakes that left for other shards, and that came from them.
+    wakes: [u64; 2],
     /// Nothing new leaves.
     closed: bool,
     spare: Vec<Vec<u8>>,
@@ -78,6 +80,7 @@ impl Bus {
             held: Held::default(),
             under_way: Vec::new(),
             all_under_way: 0,
+            wakes: [0; 2],
             closed: false,
             spare: Vec::new(),
             lives: 0,
@@ -221,14 +224,20 @@ impl Bus {
     /// for one that is on its way to this shard waits for it; what is for nobody is dropped.
     pub fn follow(&mut self, shard: Option<usize>, parcel: Parcel) {
         match shard {
-            Some(shard) if shard == self.index => self.early.push_back(parcel),
+            Some(shard) if shard == self.index => self.await_nic(parcel),
             Some(shard) => {
                 if let Some(way) = self.out.get_mut(shard) {
+                    self.wakes[0] += u64::from(parcel.is_wake());
                     way.push_back(parcel);
                 }
             }
             None => {}
         }
+    }
+
+    /// A parcel waits here for its NIC.
+    pub fn await_nic(&mut self, parcel: Parcel) {
+        self.early.push_back(parcel);
     }
 
     /// What waited for a NIC that is here now, or for another.
@@ -240,6 +249,18 @@ impl Bus {
     #[must_use]
     pub fn seat(&self, nic: NicId) -> Option<usize> {
         self.book.seat(nic)
+    }
+
+    /// Counts what came from another shard, whosever it is.
+    pub fn count_come(&mut self, parcel: &Parcel) {
+        self.wakes[1] += u64::from(parcel.is_wake());
+    }
+
+    /// How many wakes this shard has sent to others, and heard of others; `None` while one waits
+    /// here.
+    #[must_use]
+    pub fn wakes_heard(&self) -> Option<[u64; 2]> {
+        (!self.early.iter().any(Parcel::is_wake)).then_some(self.wakes)
     }
 
     fn give_back(&mut self, token: &Token) {

@@ -192,3 +192,11 @@ pub enum Parcel {
         qpn: u32,
     },
 }
+
+impl Parcel {
+    /// Whether it says that a wait is over.
+    #[must_use]
+    pub const fn is_wake(&self) -> bool {
+        matches!(self, Self::Wake { .. } | Self::WakeNic { .. })
+    }
+}

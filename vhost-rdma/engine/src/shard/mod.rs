@@ -54,6 +54,7 @@ pub use crate::ordering::Visible;
 pub use crate::soft::{Random, SavedNic};
 pub use moves::{MovedNic, NicLoad};
 pub use rounds::Look;
+pub use saved::Wakes;
 
 use self::on_shard::AnyNic;
 use self::parking::Parking;

@@ -46,6 +46,8 @@ enum Taken {
     Stale,
     /// It was sent before its turn, and others are to be executed before it.
     Early,
+    /// Its NIC has come from another process, and runs when all of its network are there.
+    Soon,
 }
 
 impl Stream {
@@ -92,6 +94,14 @@ impl Engine {
 
     /// Something came from another shard.
     pub(crate) fn arrive(&mut self, parcel: Parcel) {
+        if let Some(bus) = self.ways.bus() {
+            bus.count_come(&parcel);
+        }
+        self.deal_with(parcel);
+    }
+
+    /// The same of one that was counted.
+    pub(super) fn deal_with(&mut self, parcel: Parcel) {
         match parcel {
             Parcel::Wake { vni, gid, qpn } => match self.networks.holder(vni, &gid) {
                 Some(nic) => self.wakes.push_back((nic, qpn)),
@@ -187,14 +197,13 @@ impl<N: Nics> Execution<'_, N> {
         let request = ask.request(&reply);
         let taken = if is_multicast(&gid) {
             Taken::Over(ways.deliver(&mut arrivals, &request))
+        } else if let Some(nic) = arrivals.view.ready_nic(target) {
+            nic.now = now;
+            nic.take_from_elsewhere(&request, ask.token, is_held)
+        } else if arrivals.view.goes_on(target) {
+            Taken::Soon
         } else {
-            match arrivals.view.ready_nic(target) {
-                Some(nic) => {
-                    nic.now = now;
-                    nic.take_from_elsewhere(&request, ask.token, is_held)
-                }
-                None => Taken::Over(Outcome::NoAnswer),
-            }
+            Taken::Over(Outcome::NoAnswer)
         };
         if let Some(id) = target {
             let charged = self.meter.charged().wrapping_sub(before);
@@ -228,6 +237,13 @@ impl<N: Nics> Execution<'_, N> {
                 if let Some(bus) = self.engine.ways.bus() {
                     bus.keep(reply);
                     bus.put_back(ask);
+                }
+                return;
+            }
+            Taken::Soon => {
+                if let Some(bus) = self.engine.ways.bus() {
+                    bus.keep(reply);
+                    bus.await_nic(Parcel::Ask(ask));
                 }
                 return;
             }

@@ -68,8 +68,13 @@ impl Engine {
     /// A NIC has come from another shard.
     pub(crate) fn take_in(&mut self, nic: &SoftNic) {
         self.networks.take_in(nic);
+        self.take_early();
+    }
+
+    /// What waited for a NIC that is here now, or that goes on.
+    pub(super) fn take_early(&mut self) {
         let early = self.ways.bus().map(crate::link::Bus::take_early);
-        early.into_iter().flatten().for_each(|parcel| self.arrive(parcel));
+        early.into_iter().flatten().for_each(|parcel| self.deal_with(parcel));
     }
 }
 

@@ -131,11 +131,6 @@ impl Networks {
         nic.backing.groups.keys().for_each(|mgid| self.join(vni, *mgid, id));
     }
 
-    /// The NICs of this shard that hold an address.
-    pub(super) fn neighbours(&self) -> impl Iterator<Item = NicId> {
-        self.holders.values().copied()
-    }
-
     /// An address of a NIC, on whatever shard.
     pub(super) fn address_of(&self, vni: u32, nic: NicId) -> Option<Gid> {
         self.book.as_ref()?.address_of(vni, nic)
@@ -202,6 +197,13 @@ impl<N: Nics> View<'_, N> {
     #[inline]
     pub(super) fn ready_nic(&mut self, nic: Option<NicId>) -> Option<&mut SoftNic> {
         self.nics.nic(nic?).filter(|nic| nic.life == NicState::Ready)
+    }
+
+    /// Whether a NIC was saved while it ran, here or by the process before, and stands still until
+    /// all of its network go on.
+    pub(super) fn goes_on(&self, nic: Option<NicId>) -> bool {
+        let seen = nic.and_then(|nic| self.nics.seen(nic));
+        seen.is_some_and(|nic| nic.backing.goes_on && nic.life == NicState::Paused)
     }
 
     fn ready(&mut self, nic: NicId) -> Option<&mut dyn Responder> {

@@ -6,12 +6,16 @@
 //!
 //! Every number stays what it was: QPNs, keys, contexts, doorbells, CQNs and SRQNs, ring indices,
 //! and what rests. Only a NIC's number on its shard is another; whoever waits for a peer's receive
-//! is told of it when all NICs are there ([`Shard::go_on_with`]). What a shard knows beside its
-//! NICs, the addresses and groups of networks, is made from them.
+//! is told of it when all NICs are there ([`Shard::go_on_with`]). Where NICs are spread over shards
+//! they are placed anew, so there whoever waits is known by an address. What a shard knows beside
+//! its NICs, the addresses and groups of networks, is made from them.
+//!
+//! That a wait is over may be on its way to another shard while NICs are halted. They are saved
+//! when all of that has come ([`Engine::wakes_heard`]).
 
 use std::collections::VecDeque;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::event;
 
@@ -25,7 +29,7 @@ use super::qp::{Inbound, SavedInbound};
 use super::quota;
 use super::srq::MAX_WAITERS;
 use super::waiter::{Requester, Waiter};
-use crate::link::{Gid, NicId, Ways};
+use crate::link::{Bus, Gid, NicId, Ways};
 use crate::memory::{AddressSpace, Ring, SavedMap};
 use crate::nic::chunks::Chunks;
 use crate::nic::contexts::{Contexts, SavedContexts};
@@ -343,6 +347,13 @@ impl Engine {
         self.qpns.resting().collect()
     }
 
+    /// How many wakes this shard has sent to others, and heard of others; `None` while it has not
+    /// dealt with all that it heard.
+    pub(crate) fn wakes_heard(&self) -> Option<[u64; 2]> {
+        let wakes = self.ways.bus_ref().map_or(Some([0; 2]), Bus::wakes_heard);
+        wakes.filter(|_| self.wakes.is_empty())
+    }
+
     /// Has QPNs rest that rested in an earlier process.
     pub(crate) fn rest(&mut self, numbers: &[u32]) {
         numbers.iter().for_each(|&number| self.qpns.rest(number));
@@ -354,8 +365,9 @@ impl<N: Nics> Execution<'_, N> {
     /// still ran would find that nobody answers.
     pub(crate) fn halt(&mut self, id: NicId) {
         while let Some((id, qpn)) = self.engine.wakes.pop_front() {
-            if let Some(nic) = self.nic_mut(id) {
-                nic.woken(qpn);
+            match self.nic_mut(id) {
+                Some(nic) => nic.woken(qpn),
+                None => self.engine.wake_elsewhere(id, qpn),
             }
         }
         let Some(nic) = self.nic_mut(id) else { return };
@@ -369,22 +381,21 @@ impl<N: Nics> Execution<'_, N> {
     #[must_use]
     pub(crate) fn save(&mut self, id: NicId) -> Option<SavedNic> {
         self.halt(id);
-        self.name_who_has_moved(id);
+        self.name_who_waits(id);
         let nic = self.nic_mut(id)?;
         if nic.life == NicState::Paused { nic.save(nic.backing.goes_on) } else { None }
     }
 
-    /// Whoever waits for this NIC and has moved to another shard since has a number that only this
-    /// process knows; another knows it by its address.
-    fn name_who_has_moved(&mut self, id: NicId) {
+    /// Where there are several shards, NICs may be on others in another process, which knows whoever
+    /// waits for this NIC by its address alone.
+    fn name_who_waits(&mut self, id: NicId) {
         let Self { nics, engine: Engine { networks, .. }, .. } = self;
-        let here: FxHashSet<NicId> = networks.neighbours().collect();
-        let Some(nic) = nics.nic(id) else { return };
+        let Some(nic) = nics.nic(id).filter(|_| networks.book.is_some()) else { return };
         let vni = nic.settings.vni;
         // All addresses are looked through, and one NIC may wait many times.
         let mut known: FxHashMap<NicId, Option<Gid>> = FxHashMap::default();
         nic.replace_waiters(|waiter| match waiter.who {
-            Requester::Here(nic) if nic != id && !here.contains(&nic) => {
+            Requester::Here(nic) if nic != id => {
                 let found = known.entry(nic).or_insert_with(|| networks.address_of(vni, nic));
                 let who = Requester::Elsewhere((*found)?);
                 Some(Waiter { who, ..waiter })
@@ -418,7 +429,8 @@ impl<N: Nics> Execution<'_, N> {
         loaded
     }
 
-    /// Has NICs run that were loaded, if they ran before: all of a network at once.
+    /// Has NICs run that were loaded, if they ran before: all of a network at once. What came for
+    /// them from shards that went on before is dealt with.
     pub(crate) fn go_on_with(&mut self, ids: &[NicId]) {
         let former = std::mem::take(&mut self.engine.former);
         for &id in ids {
@@ -429,6 +441,7 @@ impl<N: Nics> Execution<'_, N> {
                 nic.outbox.wanted();
             }
         }
+        self.engine.take_early();
     }
 }
 

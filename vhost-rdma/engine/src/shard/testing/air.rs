@@ -134,6 +134,13 @@ impl Air {
         self.parcels.iter().map(|(at, ..)| *at).min()
     }
 
+    /// Whether a wake is under way; not where some are lost or repeated, so that none can be told
+    /// from another.
+    pub fn carries_wakes(&self) -> bool {
+        let exact = self.faults.lost == 0 && self.faults.repeated == 0;
+        exact && self.parcels.iter().any(|(.., parcel)| parcel.is_wake())
+    }
+
     /// Whether a request that was lost less than this time ago was not sent again.
     pub fn misses(&mut self, now: u64, patience: u64) -> bool {
         self.missing.retain(|_, lost| now <= lost.saturating_add(patience));

@@ -4,7 +4,7 @@ use crate::link::NicId;
 use crate::nic::saved;
 use crate::shard::testing::air;
 use crate::shard::testing::driver::{Guest, Lcg, World};
-use crate::shard::{MovedNic, Shard};
+use crate::shard::{MovedNic, NicSettings, Shard, Wakes};
 
 /// The longest that a requester waits for an answer that another shard owes it.
 const PATIENCE: u64 = 500_000_000;
@@ -16,21 +16,56 @@ impl World {
     /// what happens when their process is replaced.
     pub fn hand_over(&mut self, guests: &mut [&mut Guest]) {
         self.close();
-        self.replace(guests);
+        self.halt(guests);
+        self.hear_wakes();
+        self.hand_over_at_once(guests);
+    }
+
+    fn halt(&mut self, guests: &[&mut Guest]) {
+        for guest in guests {
+            self.at(guest.on).halt(guest.nic);
+        }
+    }
+
+    /// Waits for whatever ends a wait and is on its way, as a process does that is to be replaced.
+    pub fn hear_wakes(&mut self) {
+        let mut wakes = Wakes::default();
+        for _ in 0..ROUNDS {
+            let now = self.now;
+            [0, 1].into_iter().for_each(|on| _ = self.at(on).poll(now));
+            let moved = self.carry();
+            let arrives = self.beside.as_ref().and_then(|(_, air)| air.next_arrival());
+            let all = [0, 1].map(|on| self.at(on).wakes_heard());
+            if wakes.are_heard(all)
+                && let Some((_, air)) = &self.beside
+            {
+                assert!(!air.carries_wakes(), "they were said to have come");
+            }
+            if !moved && arrives.is_none() && all.iter().all(Option::is_some) {
+                return;
+            }
+            self.now = self.now.max(arrives.unwrap_or(0));
+        }
+        panic!("a wake is under way for ever");
     }
 
     /// The same of a process that does not wait for what is under way: all of that is lost.
     pub fn hand_over_at_once(&mut self, guests: &mut [&mut Guest]) {
-        self.replace(guests);
+        let places: Vec<usize> = guests.iter().map(|guest| guest.on).collect();
+        self.replace(guests, &places);
+        [0, 1].into_iter().for_each(|on| self.go_on(on, guests));
     }
 
-    fn replace(&mut self, guests: &mut [&mut Guest]) {
-        for guest in guests.iter() {
-            self.at(guest.on).halt(guest.nic);
-        }
-        let saved: Vec<Vec<u8>> = guests
+    /// Other shards have all NICs, each guest's on the shard of its place; none runs yet.
+    pub fn replace(&mut self, guests: &mut [&mut Guest], places: &[usize]) {
+        self.halt(guests);
+        let saved: Vec<(Vec<u8>, NicSettings)> = guests
             .iter()
-            .map(|guest| saved::seal(&self.at(guest.on).save(guest.nic).unwrap()).unwrap())
+            .map(|guest| {
+                let shard = self.at(guest.on);
+                let settings = shard.settings(guest.nic).unwrap();
+                (saved::seal(&shard.save(guest.nic).unwrap()).unwrap(), settings)
+            })
             .collect();
         let seeds = [self.seed(), self.seed()];
         let mut next = match self.beside {
@@ -41,11 +76,12 @@ impl World {
             next.rest(&self.at(on).resting());
         }
         // In another order, so that NICs have other numbers.
-        for (guest, bytes) in guests.iter_mut().zip(&saved).rev() {
-            let settings = self.at(guest.on).settings(guest.nic).unwrap();
-            let next = &mut next[guest.on];
+        let all = guests.iter_mut().zip(saved).zip(places);
+        for ((guest, (bytes, settings)), &on) in all.rev() {
+            let next = &mut next[on];
+            guest.on = on;
             guest.nic = next.add_nic(settings, guest.port());
-            next.load(guest.nic, saved::open(bytes).unwrap(), guest.space.clone()).unwrap();
+            next.load(guest.nic, saved::open(&bytes).unwrap(), guest.space.clone()).unwrap();
         }
         if let Some((other, air)) = &mut self.beside {
             air.ends_with(&mut self.shard);
@@ -54,8 +90,14 @@ impl World {
         }
         for (on, next) in next.into_iter().enumerate() {
             *self.at(on) = next;
-            let nics: Vec<NicId> =
-                guests.iter().filter(|guest| guest.on == on).map(|guest| guest.nic).collect();
+        }
+    }
+
+    /// The NICs of this shard run that were loaded.
+    pub fn go_on(&mut self, on: usize, guests: &[&mut Guest]) {
+        let here = guests.iter().filter(|guest| guest.on == on);
+        let nics: Vec<NicId> = here.map(|guest| guest.nic).collect();
+        if !nics.is_empty() {
             self.at(on).go_on_with(&nics);
         }
     }

@@ -30,6 +30,7 @@ mod plain;
 mod reference;
 mod rules;
 mod saved;
+mod wakes;
 mod wrap;
 
 /// A world of one shard.
