@@ -14,6 +14,7 @@ use zerocopy::little_endian::U32;
 use super::chunks::Chunks;
 use super::command::{Reply, Status};
 use super::doorbell::{DoorbellPage, Owner, Post, Slot};
+use super::holdings::{Heads, Holding, Objects, Owned};
 use super::limits::MAX_DB_PAGES;
 use super::quota::{Kept, Kind, entry};
 use super::roster::{Roster, Walk};
@@ -43,6 +44,8 @@ pub const KERNEL: u32 = 0;
 struct Context {
     /// Its doorbell pages, by number: where they are.
     pages: Vec<u32>,
+    /// What it owns.
+    heads: Heads,
 }
 
 /// A doorbell page, and how it is looked at.
@@ -152,6 +155,25 @@ impl Contexts {
         self.all.contains_key(&ctx)
     }
 
+    /// One of a context's objects of a kind.
+    pub(crate) fn first_of(&self, ctx: u32, kind: Holding) -> Option<u32> {
+        self.all.get(&ctx)?.heads.first(kind)
+    }
+
+    /// An object is new in its table.
+    pub(crate) fn join<T: Owned>(&mut self, table: &mut impl Objects<T>, number: u32) {
+        if let Some(context) = table.object(number).and_then(|new| self.all.get_mut(&new.ctx())) {
+            context.heads.join(table, number);
+        }
+    }
+
+    /// An object is about to be taken out of its table.
+    pub(crate) fn leave<T: Owned>(&mut self, table: &mut impl Objects<T>, number: u32) {
+        if let Some(context) = table.object(number).and_then(|old| self.all.get_mut(&old.ctx())) {
+            context.heads.leave(table, number);
+        }
+    }
+
     pub(crate) fn remove(&mut self, ctx: u32) {
         for at in self.all.remove(&ctx).into_iter().flat_map(|context| context.pages) {
             if self.pages.try_remove(at as usize).is_some_and(|page| page.lively) {
@@ -193,7 +215,7 @@ impl Contexts {
         let ctx = self.next;
         self.next = self.next.wrapping_add(1);
         let at = self.insert_page(db_page, kept)?;
-        self.all.insert(ctx, Context { pages: vec![at] });
+        self.all.insert(ctx, Context { pages: vec![at], ..Context::default() });
         Ok(Reply::Context(abi::ContextCreateResp {
             ctx: U32::new(ctx),
             kick_queue: U32::new(ctx % kick_queues.max(1)),

@@ -7,6 +7,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use super::Nanos;
+use super::holdings::{Holding, Links, Owned, owned};
 use super::limits::MAX_CQE;
 use super::moderation::{Moderation, Verdict};
 use super::saved::{BadState, SavedRing};
@@ -43,6 +44,7 @@ pub struct Cq<W = Ring> {
     pub(crate) vector: u32,
     /// Work queues that complete here.
     pub users: u32,
+    pub(crate) links: Links,
     ring: W,
     entries: u32,
     /// Offset of the control block.
@@ -66,6 +68,8 @@ pub struct Cq<W = Ring> {
     dead: bool,
 }
 
+owned!(Cq, [W], Cq<W>);
+
 /// Offset of the control block behind `bytes` of ring entries (docs/virtio-rdma.md §7), in bytes.
 pub const fn control_offset(bytes: u64) -> u64 {
     bytes.next_multiple_of(ctrl::ALIGN as u64)
@@ -77,6 +81,7 @@ impl<W: Words> Cq<W> {
             ctx,
             vector,
             users: 0,
+            links: Links::default(),
             ring,
             entries,
             control: control_offset(u64::from(entries) * u64::from(STRIDE)),

@@ -5,8 +5,9 @@ use zerocopy::little_endian::U32;
 
 use super::contexts::KERNEL;
 use super::doorbell::Owner;
+use super::holdings::Links;
 use super::nic::{Nic, Provider};
-use super::objects::{Ah, Qp, Srq, object};
+use super::objects::{Ah, Qp, Srq, number};
 use super::parts::{ReceiveSide, SendSide};
 use super::qp::attrs::check_av;
 use super::qp::{Attrs, Kind, SendQueue, State};
@@ -46,6 +47,7 @@ impl<P: Provider> Nic<P> {
             .inspect_err(|_| self.contexts.free_doorbell(ctx, doorbell))?;
         self.join_pd(req.pdn.get());
         self.srqs.insert(Srq::new((ctx, req), ring, (doorbell, kept), own));
+        self.contexts.join(&mut self.srqs, srqn);
         Ok(Reply::Srq(abi::SrqCreateResp { srqn: U32::new(srqn), db: U32::new(doorbell) }))
     }
 
@@ -120,6 +122,7 @@ impl<P: Provider> Nic<P> {
             }),
             doorbells,
             scheduled: false,
+            links: Links::default(),
             own,
             _kept: kept,
         }))
@@ -143,6 +146,8 @@ impl<P: Provider> Nic<P> {
         own: P::Ah,
     ) -> Result<Reply, Status> {
         self.join_pd(pdn);
-        object(self.ahs.insert(Ah { ctx, pdn, av, own }))
+        let number = number(self.ahs.insert(Ah { ctx, pdn, av, links: Links::default(), own }))?;
+        self.contexts.join(&mut self.ahs, number);
+        Ok(Reply::Object(number))
     }
 }

@@ -8,8 +8,8 @@ use virtio_rdma_abi as abi;
 
 use super::budget::{Budget, cost};
 use super::contexts::KERNEL;
+use super::holdings::Holding;
 use super::nic::{Nic, Provider};
-use super::roster::Slots;
 use super::timer::Waiting;
 use super::work::{Begun, CommonWork, End, Work};
 use super::{DeferredDrop, Nowhere, Reply, Status};
@@ -36,16 +36,7 @@ impl<P: Provider> Nic<P> {
         if !self.contexts.contains(ctx) {
             return Err(Status::NOENT);
         }
-        let end = End {
-            ctx,
-            own: P::begin_end(self),
-            qps: self.qp_numbers.walk(),
-            closing: None,
-            srqs: Slots::of(&self.srqs),
-            ahs: Slots::of(&self.ahs),
-            pds: Slots::of(&self.pds),
-            cqs: Slots::of(&self.cqs),
-        };
+        let end = End { ctx, own: P::begin_end(self), closing: None };
         Ok(Begun::Steps(Work::Common(CommonWork::EndContext(Box::new(end)))))
     }
 
@@ -62,16 +53,18 @@ impl<P: Provider> Nic<P> {
         done
     }
 
+    /// What is left is found by its context alone ([`super::holdings`]): no other's is looked at.
     fn end_qps(&mut self, end: &mut End<P>, budget: &mut Budget) -> bool {
-        while let Some(qpn) = end.closing.take().or_else(|| end.qps.next(&self.qp_numbers)) {
+        let ctx = end.ctx;
+        while let Some(qpn) =
+            end.closing.take().or_else(|| self.contexts.first_of(ctx, Holding::Qp))
+        {
             self.meter.charge(cost::VISIT);
-            if self.qps.get(&qpn).is_some_and(|qp| qp.ctx == end.ctx) {
-                if !P::end_before_qp(self, qpn, &mut end.own, budget) {
-                    end.closing = Some(qpn);
-                    return false;
-                }
-                self.remove_qp(qpn);
+            if !P::end_before_qp(self, qpn, &mut end.own, budget) {
+                end.closing = Some(qpn);
+                return false;
             }
+            self.remove_qp(qpn);
             if budget.is_over(&self.meter) {
                 return false;
             }
@@ -81,12 +74,10 @@ impl<P: Provider> Nic<P> {
 
     fn end_others(&mut self, end: &mut End<P>, budget: &mut Budget) -> bool {
         let ctx = end.ctx;
-        while let Some(srqn) =
-            end.srqs.sweep(&self.srqs, (&self.meter, budget), |srq| srq.ctx == ctx)
-        {
+        while let Some(srqn) = self.next_to_end(ctx, Holding::Srq, budget) {
             self.remove_srq(srqn);
         }
-        while let Some(ah) = end.ahs.sweep(&self.ahs, (&self.meter, budget), |ah| ah.ctx == ctx) {
+        while let Some(ah) = self.next_to_end(ctx, Holding::Ah, budget) {
             self.remove_ah(ah);
         }
         while !budget.is_over(&self.meter)
@@ -98,13 +89,23 @@ impl<P: Provider> Nic<P> {
                 break;
             }
         }
-        while let Some(pdn) = end.pds.sweep(&self.pds, (&self.meter, budget), |pd| pd.ctx == ctx) {
+        while let Some(pdn) = self.next_to_end(ctx, Holding::Pd, budget) {
             self.remove_pd(pdn);
         }
-        while let Some(cqn) = end.cqs.sweep(&self.cqs, (&self.meter, budget), |cq| cq.ctx == ctx) {
+        while let Some(cqn) = self.next_to_end(ctx, Holding::Cq, budget) {
             self.remove_cq(cqn);
         }
         !budget.is_over(&self.meter)
+    }
+
+    /// One of a context's objects; `None` also when the budget is over.
+    fn next_to_end(&self, ctx: u32, kind: Holding, budget: &mut Budget) -> Option<u32> {
+        if budget.is_over(&self.meter) {
+            return None;
+        }
+        let number = self.contexts.first_of(ctx, kind)?;
+        self.meter.charge(cost::VISIT);
+        Some(number)
     }
 
     /// Removes a QP. Nothing of the provider's own hangs on it any more.
@@ -139,6 +140,7 @@ impl<P: Provider> Nic<P> {
     }
 
     fn remove_ah(&mut self, number: u32) {
+        self.contexts.leave(&mut self.ahs, number);
         let Some(ah) = self.ahs.try_remove(number as usize) else { return };
         self.meter.charge(P::END);
         self.leave_pd(ah.pdn);
@@ -154,6 +156,7 @@ impl<P: Provider> Nic<P> {
     }
 
     fn remove_pd(&mut self, pdn: u32) {
+        self.contexts.leave(&mut self.pds, pdn);
         let Some(pd) = self.pds.try_remove(pdn as usize) else { return };
         self.meter.charge(P::END);
         P::end_pd(self, pd.own);
@@ -169,6 +172,7 @@ impl<P: Provider> Nic<P> {
 
     fn remove_cq(&mut self, cqn: u32) {
         self.meter.charge(cost::OBJECT);
+        self.contexts.leave(&mut self.cqs, cqn);
         self.deferred_drops.extend(self.cqs.try_remove(cqn as usize).map(DeferredDrop::new));
         self.timers.remove(Waiting::Event(cqn));
         self.outbox.forget(&[abi::event::CQ_ERR], cqn);

@@ -29,6 +29,7 @@ pub mod doorbell;
 pub(crate) mod ending;
 pub(crate) mod follow;
 pub mod grh;
+pub(crate) mod holdings;
 pub mod limits;
 #[cfg(test)]
 mod models;

@@ -4,12 +4,13 @@
 use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{self as abi, event};
 
+use super::Status;
 use super::cq::control_offset;
+use super::holdings::{Holding, Links, Owned, owned};
 use super::parts::Parts;
 use super::qp::{Attrs, Kind, State};
 use super::receive::{Moving, ReceiveRing, SavedReceives};
 use super::saved::BadState;
-use super::{Reply, Status};
 use crate::memory::{AddressSpace, Charge, Ring};
 
 /// Events whose object is a QP.
@@ -28,6 +29,7 @@ pub struct Pd<T> {
     pub(crate) ctx: u32,
     /// Objects in it; those that only the provider knows are not counted.
     pub(crate) users: u32,
+    pub(crate) links: Links,
     /// The provider's part.
     pub own: T,
 }
@@ -40,6 +42,7 @@ pub struct Ah<T> {
     pub pdn: u32,
     /// The address as the guest named it.
     pub av: abi::Av,
+    pub(crate) links: Links,
     /// The provider's part.
     pub own: T,
 }
@@ -60,6 +63,7 @@ pub struct Srq<P: Parts> {
     pub(crate) doorbell: u32,
     /// QPs that receive from here.
     pub(crate) users: u32,
+    pub(crate) links: Links,
     control: u64,
     /// It failed: nothing is taken from it any more.
     pub dead: bool,
@@ -97,6 +101,7 @@ impl<P: Parts> Srq<P> {
             ring: ReceiveRing::new(ring, entries, req.log2_stride, req.max_sge.get()),
             doorbell,
             users: 0,
+            links: Links::default(),
             control: control_offset(u64::from(entries) << req.log2_stride),
             dead: false,
             own,
@@ -119,8 +124,21 @@ impl<P: Parts> Srq<P> {
         let SavedSrq { ctx, pdn, max_wr, limit, doorbell, dead, ref receives } = *saved;
         let ring = ReceiveRing::load(receives, space)?;
         let control = control_offset(ring.bytes());
-        let (users, _kept) = (0, kept);
-        Ok(Self { ctx, pdn, max_wr, limit, ring, doorbell, users, control, dead, own, _kept })
+        let (users, links, _kept) = (0, Links::default(), kept);
+        Ok(Self {
+            ctx,
+            pdn,
+            max_wr,
+            limit,
+            ring,
+            doorbell,
+            users,
+            links,
+            control,
+            dead,
+            own,
+            _kept,
+        })
     }
 
     /// Tells the guest how many receives are used up.
@@ -169,12 +187,18 @@ pub struct Qp<P: Parts> {
     pub(crate) doorbells: [u32; 2],
     /// In the NIC's run queue.
     pub scheduled: bool,
+    pub(crate) links: Links,
     /// The provider's part.
     pub own: P::Qp,
     pub(crate) _kept: Charge,
 }
 
-/// The answer that names a new object.
-pub(crate) fn object(index: usize) -> Result<Reply, Status> {
-    u32::try_from(index).map(Reply::Object).map_err(|_| Status::NOMEM)
+owned!(Pd, [T], Pd<T>);
+owned!(Ah, [T], Ah<T>);
+owned!(Srq, [P: Parts], Srq<P>);
+owned!(Qp, [P: Parts], Qp<P>);
+
+/// The number of a new object.
+pub(crate) fn number(index: usize) -> Result<u32, Status> {
+    u32::try_from(index).map_err(|_| Status::NOMEM)
 }

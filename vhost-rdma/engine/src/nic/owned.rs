@@ -8,15 +8,30 @@ use zerocopy::little_endian::U32;
 
 use super::budget::cost;
 use super::cq::Cq;
+use super::holdings::Links;
 use super::nic::{Nic, Provider};
-use super::objects::{Ah, Pd, QP_EVENTS, Qp, Srq, object};
+use super::objects::{Ah, Pd, QP_EVENTS, Qp, Srq, number};
 use super::parts::{ReceiveSide, SendSide};
 use super::qp::{Attrs, State};
 use super::quota::Kind as Place;
 use super::{Reply, Status, shape, table};
 use crate::memory::Ring;
 
+/// The numbers of a table's objects. No number is larger, or the table would not have it.
+fn numbers<T>(all: impl Iterator<Item = (usize, T)>) -> Vec<u32> {
+    all.filter_map(|(number, _)| u32::try_from(number).ok()).collect()
+}
+
 impl<P: Provider> Nic<P> {
+    /// Has contexts own what was loaded into the tables, but for queue pairs.
+    pub(crate) fn own_loaded(&mut self) {
+        let Self { contexts, pds, ahs, cqs, srqs, .. } = self;
+        numbers(pds.iter()).into_iter().for_each(|pdn| contexts.join(pds, pdn));
+        numbers(ahs.iter()).into_iter().for_each(|ah| contexts.join(ahs, ah));
+        numbers(cqs.iter()).into_iter().for_each(|cqn| contexts.join(cqs, cqn));
+        numbers(srqs.iter()).into_iter().for_each(|srqn| contexts.join(srqs, srqn));
+    }
+
     /// The protection domain `pdn` of a context.
     ///
     /// # Errors
@@ -54,7 +69,9 @@ impl<P: Provider> Nic<P> {
         }
         self.kept.place(Place::Pd, self.pds.len())?;
         let own = P::begin_pd(self)?;
-        object(self.pds.insert(Pd { ctx, users: 0, own }))
+        let pdn = number(self.pds.insert(Pd { ctx, users: 0, links: Links::default(), own }))?;
+        self.contexts.join(&mut self.pds, pdn);
+        Ok(Reply::Object(pdn))
     }
 
     /// An object of a domain begins.
@@ -86,7 +103,9 @@ impl<P: Provider> Nic<P> {
             return Err(Status::NOMEM);
         }
         self.kept.place(Place::Cq, self.cqs.len())?;
-        object(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))
+        let cqn = number(self.cqs.insert(Cq::new(ctx, vector, entries, ring)))?;
+        self.contexts.join(&mut self.cqs, cqn);
+        Ok(Reply::Object(cqn))
     }
 
     /// Sets the moderation of a CQ's events.
@@ -119,6 +138,7 @@ impl<P: Provider> Nic<P> {
     /// Takes an SRQ out of the tables.
     pub(crate) fn unlink_srq(&mut self, srqn: u32) -> Option<Srq<P>> {
         self.meter.charge(cost::OBJECT);
+        self.contexts.leave(&mut self.srqs, srqn);
         let srq = self.srqs.try_remove(srqn as usize)?;
         self.leave_pd(srq.pdn);
         self.contexts.free_doorbell(srq.ctx, srq.doorbell);
@@ -140,6 +160,7 @@ impl<P: Provider> Nic<P> {
         self.join_pd(qp.pdn);
         self.qp_numbers.insert(qpn);
         self.qps.insert(qpn, Box::new(qp));
+        self.contexts.join(&mut self.qps, qpn);
         let [sq_db, rq_db] = doorbells.map(U32::new);
         abi::QpCreateResp { qpn: U32::new(qpn), sq_db, rq_db, reserved: U32::new(0) }
     }
@@ -147,6 +168,7 @@ impl<P: Provider> Nic<P> {
     /// Takes a QP out of the tables. Its place in the run queue stays: it stands for nothing, and
     /// whoever searched for it could be made to search all day.
     pub(crate) fn unlink_qp(&mut self, qpn: u32) -> Option<Box<Qp<P>>> {
+        self.contexts.leave(&mut self.qps, qpn);
         let qp = self.qps.remove(&qpn)?;
         self.meter.charge(cost::OBJECT);
         self.qp_numbers.remove(qpn);

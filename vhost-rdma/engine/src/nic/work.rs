@@ -5,7 +5,6 @@ use virtio_rdma_abi as abi;
 use super::cq::Succession;
 use super::parts::Parts;
 use super::receive::Moving;
-use super::roster::{Slots, Walk};
 use super::{BlockingJob, Reply};
 
 /// A command that has begun, and goes in steps.
@@ -50,11 +49,6 @@ impl<P: Parts> From<Reply> for Begun<P> {
 pub struct End<P: Parts> {
     pub(super) ctx: u32,
     pub(super) own: P::Ending,
-    pub(super) qps: Walk,
     /// A QP that something has still to be taken from.
     pub(super) closing: Option<u32>,
-    pub(super) srqs: Slots,
-    pub(super) ahs: Slots,
-    pub(super) pds: Slots,
-    pub(super) cqs: Slots,
 }

@@ -34,6 +34,7 @@ use crate::memory::{AddressSpace, Ring, SavedMap};
 use crate::nic::chunks::Chunks;
 use crate::nic::contexts::{Contexts, SavedContexts};
 use crate::nic::cq::{Cq, SavedCq};
+use crate::nic::holdings::Links;
 use crate::nic::objects::SavedSrq;
 use crate::nic::outbox::SavedEvents;
 use crate::nic::qp::{Attrs, Kind, SavedSends, SendQueue, State, Wait};
@@ -184,6 +185,7 @@ impl SavedQp {
             receive,
             doorbells: self.doorbells,
             scheduled: false,
+            links: Links::default(),
             own: Inbound::load(&self.inbound)?,
             _kept: kept.beside(quota::queue_pair(max_inline))?,
         })
@@ -237,7 +239,10 @@ impl SoftNic {
         self.status_page = Some(Ring::load(&saved.status_page, &space)?);
         self.contexts = Contexts::load(saved.contexts, &space, &mut kept)?;
         places(&mut kept, Place::Pd, slots(&saved.pds))?;
-        let pds = saved.pds.into_iter().map(|(pdn, ctx)| (pdn, Pd { ctx, users: 0, own: () }));
+        let pds = saved
+            .pds
+            .into_iter()
+            .map(|(pdn, ctx)| (pdn, Pd { ctx, users: 0, links: Links::default(), own: () }));
         self.pds = numbered(pds.collect())?;
         self.load_ahs(saved.ahs, &mut kept)?;
         places(&mut kept, Place::Region, saved.keys.len())?;
@@ -245,6 +250,7 @@ impl SoftNic {
         places(&mut kept, Place::Cq, saved.cqs.objects.len())?;
         self.cqs = saved.cqs.load(|cq| Cq::load(cq, &space))?;
         self.load_srqs(saved.srqs, &space, &mut kept)?;
+        self.own_loaded();
         for (present, qp) in saved.qps.into_iter().enumerate() {
             let asks_again = qp.sends.as_ref().is_some_and(SavedSends::asks_again);
             let scheduled = qp.scheduled || asks_again;
@@ -287,7 +293,8 @@ impl SoftNic {
     fn load_ahs(&mut self, saved: Vec<(u32, SavedAh)>, kept: &mut Kept) -> Result<(), BadState> {
         places(kept, Place::Ah, slots(&saved))?;
         let ah = |(index, saved): (u32, SavedAh)| {
-            Ok((index, Ah { ctx: saved.ctx, pdn: saved.pdn, av: saved.av.read()?, own: () }))
+            let (av, links) = (saved.av.read()?, Links::default());
+            Ok((index, Ah { ctx: saved.ctx, pdn: saved.pdn, av, links, own: () }))
         };
         let all = saved.into_iter().map(ah).collect::<Result<Vec<_>, BadState>>()?;
         all.iter().for_each(|(_, ah)| self.join_pd(ah.pdn));
