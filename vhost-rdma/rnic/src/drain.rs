@@ -31,13 +31,15 @@ pub(super) impl Nic {
     /// of; true: that was all. Peers may go on to complete receives of other QPs; those are none of
     /// ours.
     fn drain_host(&mut self, drain: &mut Drain, budget: &mut Budget) -> bool {
-        while drain.left > 0 && !self.backing.host_gone {
+        loop {
+            if drain.left == 0 || self.backing.host_gone {
+                return true;
+            }
             let taken = self.poll_host();
             drain.left = if taken == 0 { 0 } else { drain.left.saturating_sub(taken) };
             if drain.left > 0 && budget.is_over(&self.meter) {
                 return false;
             }
         }
-        true
     }
 }
