@@ -412,15 +412,7 @@ impl Daemon {
     /// The scheduler's own count (`/proc/PID/task/TID/schedstat`): exact, but as of the last tick
     /// while the thread runs, so that it should be read some hundred milliseconds apart.
     pub fn worker_cpu(&self) -> f64 {
-        let mut nanos = 0;
-        for task in self.entries("task") {
-            let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
-            if read("comm").starts_with("vrdma-shard") {
-                let stat = read("schedstat");
-                nanos += stat.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
-            }
-        }
-        nanos as f64 / 1e9
+        seconds(&self.pids(), |name| name.starts_with("vrdma-shard"))
     }
 
     /// Kills the process that was started, as the memory killer would.
@@ -497,4 +489,21 @@ impl Drop for Daemon {
             panic!("{why}; its log:\n{}", self.log());
         }
     }
+}
+
+/// Processor time of all threads of these processes, in seconds, as in [`Daemon::worker_cpu`]. What
+/// a thread had that has ended is not in it.
+pub fn processor_of(pids: &[u32]) -> f64 {
+    seconds(pids, |_| true)
+}
+
+/// Processor time of the threads of these processes whose names are wanted.
+fn seconds(pids: &[u32], wanted: impl Fn(&str) -> bool) -> f64 {
+    let dirs = pids.iter().filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok());
+    let of = |task: std::fs::DirEntry| {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let nanos = || read("schedstat").split(' ').next().and_then(|n| n.parse::<u64>().ok());
+        wanted(&read("comm")).then(nanos).flatten().unwrap_or(0)
+    };
+    dirs.flatten().flatten().map(of).sum::<u64>() as f64 / 1e9
 }

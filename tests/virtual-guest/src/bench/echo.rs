@@ -188,6 +188,11 @@ impl Echo {
         Ok(Self { vq, buffers, child, _ram: ram, _dir: dir, _front: Kept(front) })
     }
 
+    /// The device's process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// One chain there and back, waiting as a driver's control command does.
     pub(super) fn round_trip(&mut self) {
         let (request, response) = (self.buffers.gpa(0), self.buffers.gpa(2048));

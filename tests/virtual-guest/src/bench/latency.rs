@@ -8,10 +8,11 @@ use super::Effort;
 use super::cores::Cores;
 use super::echo::Echo;
 use super::report::{Better, Row, Target};
+use crate::daemon::processor_of;
 use crate::qp::{Path, Qp, QpSpec, SendWr};
 use crate::rings::Cq;
 use crate::spec::{ARM_ANY, qpt, status};
-use crate::world::{End, Node};
+use crate::world::{End, Node, World};
 
 /// The median time of a call, in microseconds: a mean would be that of the few during which a
 /// neighbour had the core.
@@ -109,14 +110,17 @@ fn sleep_for_receive(end: &mut End) -> bool {
     }
 }
 
-/// Ping and pong between two guests that sleep, beside two trips through the null device.
-pub(super) fn event(name: &str, effort: Effort) -> Row {
-    let world = super::world();
+/// Ping and pong between two guests that sleep: a sample is made of a round, which brings each of
+/// them an event.
+fn ping_pong(
+    world: &World,
+    effort: Effort,
+    mut sample: impl FnMut(&mut dyn FnMut()) -> (f64, f64),
+) -> Vec<(f64, f64)> {
     let (mut a, mut b) = world.rc_pair();
     let (inbox_a, inbox_b) = (a.node.mr(64), b.node.mr(64));
     let stop = AtomicBool::new(false);
-    let mut null = echo();
-    let samples = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let partner = scope.spawn(|| {
             b.qp.post_recv(0, &[inbox_b.sge(0, 64)]);
             while sleep_for_receive(&mut b) && !stop.load(Ordering::SeqCst) {
@@ -125,24 +129,61 @@ pub(super) fn event(name: &str, effort: Effort) -> Row {
                 while b.scq.poll().is_some() {}
             }
         });
-        let samples: Vec<_> = (0..effort.samples)
-            .map(|_| {
-                let reference = 2.0 * null.trip(effort.slice);
-                let value = median(effort.slice, || {
-                    a.qp.post_recv(0, &[inbox_a.sge(0, 64)]);
-                    a.qp.post_send(&SendWr::send(1, &[]).inline(&[1; 8]));
-                    assert!(sleep_for_receive(&mut a), "no answer");
-                    while a.scq.poll().is_some() {}
-                });
-                (value, reference)
-            })
-            .collect();
+        let mut round = || {
+            a.qp.post_recv(0, &[inbox_a.sge(0, 64)]);
+            a.qp.post_send(&SendWr::send(1, &[]).inline(&[1; 8]));
+            assert!(sleep_for_receive(&mut a), "no answer");
+            while a.scq.poll().is_some() {}
+        };
+        let samples = (0..effort.samples).map(|_| sample(&mut round)).collect();
         stop.store(true, Ordering::SeqCst);
         a.qp.post_send(&SendWr::send(1, &[]).inline(&[1; 8]));
         partner.join().expect("the partner");
         samples
+    })
+}
+
+/// The time of a round of [`ping_pong`], beside two trips through the null device.
+pub(super) fn event(name: &str, effort: Effort) -> Row {
+    let (world, mut null) = (super::world(), echo());
+    let samples = ping_pong(&world, effort, |round| {
+        let reference = 2.0 * null.trip(effort.slice);
+        (median(effort.slice, round), reference)
     });
     Row::best(name, "us", Better::Less, Some(Target::Ratio(1.25)), &samples)
+}
+
+/// What an event may cost, in microseconds: it was so much once, at the least.
+const EVENT: Target = Target::Value(46.0);
+/// Events of a sample at least: processor time is known to a tick only.
+const EVENTS: u32 = 2048;
+
+/// Processor time of `process` in each of the calls that fit into a slice, in microseconds.
+fn processor_time(process: impl Fn() -> f64, slice: Duration, f: &mut dyn FnMut()) -> f64 {
+    let (start, cpu, mut calls) = (Instant::now(), process(), 0u32);
+    while calls < EVENTS || start.elapsed() < slice {
+        f();
+        calls += 1;
+    }
+    (process() - cpu) / f64::from(calls) * 1e6
+}
+
+/// Processor time of all threads of the daemon for a completion event that was armed and is
+/// delivered, beside a trip through the null device, which tells its driver as well.
+///
+/// Each event is of a message to a guest that sleeps, and finds the daemon asleep: its time is that
+/// of the kick, the message, the event, and of the looks before it sleeps again.
+pub(super) fn event_cpu(name: &str, effort: Effort) -> Row {
+    let (world, mut null) = (super::world(), echo());
+    let samples = ping_pong(&world, effort, |round| {
+        let pid = null.pid();
+        let reference =
+            processor_time(|| processor_of(&[pid]), effort.slice, &mut || null.round_trip());
+        let daemon = world.daemon.pids();
+        // Two events a round.
+        (processor_time(|| processor_of(&daemon), effort.slice, round) / 2.0, reference)
+    });
+    Row::best(name, "us/event", Better::Less, Some(EVENT), &samples)
 }
 
 /// Control commands, `commands` in each call of `f`, beside as many trips through the null device.

@@ -111,6 +111,7 @@ pub const ALL: &[Benchmark] = &[
     Benchmark::new("rnic_wr_signaled", |n, e| null_rnic::work(n, 1, e)),
     Benchmark::new("polled_rtt", latency::polled),
     Benchmark::new("event_rtt", latency::event),
+    Benchmark::new("event_cpu", latency::event_cpu),
     Benchmark::new("control_pd", latency::control_pd),
     Benchmark::new("control_mr_4k", latency::control_mr),
     Benchmark::new("control_qp_to_rts", latency::control_qp),
