@@ -14,6 +14,8 @@ mod daemon;
 mod json;
 #[path = "cli/mistakes.rs"]
 mod mistakes;
+#[path = "cli/numbers.rs"]
+mod numbers;
 #[path = "cli/peers.rs"]
 mod peers;
 #[path = "cli/readme.rs"]

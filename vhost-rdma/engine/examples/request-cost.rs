@@ -136,6 +136,7 @@ impl Guest {
             max_ahs: 1,
         };
         let settings = NicSettings {
+            number: 0,
             vni: 1,
             mac: [2, 0, 0, 0, 0, host],
             gids: Vec::new(),

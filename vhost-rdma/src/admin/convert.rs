@@ -110,6 +110,7 @@ pub(super) fn spec(request: v1::AddNicRequest) -> Result<NicSpec, Error> {
             acl: access.acl.map(|list| acl(&list.entries)).transpose()?.unwrap_or_default(),
         },
         configured: false,
+        number: None,
     })
 }
 
@@ -171,6 +172,7 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
     let gid = access.gid.unwrap_or_else(|| rustix::process::getegid().as_raw());
     v1::Nic {
         name: config.name,
+        number: config.number,
         network: config.network,
         vni: config.vni,
         mac: config.mac.to_string(),

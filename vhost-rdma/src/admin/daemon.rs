@@ -342,6 +342,7 @@ impl<B: Backend> Daemon<B> {
         })?;
         tracing::info!(
             nic = nic.name,
+            number = nic.number,
             network = nic.network,
             mac = %nic.mac,
             socket = %nic.socket.display(),
@@ -510,8 +511,7 @@ fn merge(registry: &mut Registry, saved: Saved, file: &config::File) -> Result<(
         name: name.to_owned(),
         source: Box::new(source),
     };
-    let mut networks_left =
-        Saved { networks: saved.networks.clone(), last_vni: saved.last_vni, ..Saved::default() };
+    let mut networks_left = Saved { nics: Vec::new(), peers: Vec::new(), ..saved.clone() };
     for network in &file.networks {
         let old = saved.networks.iter().find(|old| old.name == network.name);
         if let Some(vni) = network.vni.or(old.map(|old| old.vni))
@@ -569,6 +569,7 @@ fn spec_of(nic: &config::NicEntry, saved: &Saved) -> Result<NicSpec, Error> {
         guests: nic.guests,
         access: resolve(&nic.access, SocketAccess::default().mode)?,
         configured: true,
+        number: old.map(|old| old.number),
     })
 }
 

@@ -11,6 +11,7 @@ use super::Failure;
 #[derive(Debug, Serialize)]
 pub(super) struct ShownNic {
     pub(super) name: String,
+    pub(super) number: u32,
     pub(super) network: String,
     pub(super) vni: u32,
     pub(super) mac: String,
@@ -122,6 +123,7 @@ impl From<v1::Nic> for ShownNic {
         let access = nic.access.unwrap_or_default();
         Self {
             name: nic.name,
+            number: nic.number,
             network: nic.network,
             vni: nic.vni,
             mac: nic.mac,
@@ -164,6 +166,7 @@ impl ShownNic {
         };
         let mut rows = vec![
             ["name".to_owned(), self.name.clone()],
+            ["number".to_owned(), self.number.to_string()],
             ["network".to_owned(), format!("{} (VNI {})", self.network, self.vni)],
             ["mac".to_owned(), self.mac.clone()],
             ["addresses".to_owned(), list(&self.addresses, "any free one")],

@@ -258,7 +258,8 @@ impl LocalDataplane {
         let settings = nic::settings(config, layout);
         let (mib, objects) =
             (config.limits.max_kept_bytes >> 20, settings.limits.most_kept() >> 20);
-        tracing::info!(nic = config.name, mib, objects, "what its guest may make the daemon keep");
+        let (nic, number) = (&config.name, config.number);
+        tracing::info!(nic, number, mib, objects, "what its guest may make the daemon keep");
         let worker = self.workers.handles().get(index).ok_or_else(refused)?;
         let carried = rnic::place(&config.backing, worker, &self.directory)?;
         if let (Some(_), Some(outside)) = (&carried, &self.outside) {

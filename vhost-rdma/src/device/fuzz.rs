@@ -179,6 +179,7 @@ fn shard(layout: &QueueLayout) -> (Shard, NicId) {
         max_ahs: 32,
     };
     let settings = NicSettings {
+        number: 0,
         vni: 1,
         mac: [2; 6],
         gids: Vec::new(),

@@ -125,6 +125,7 @@ impl Drop for DirectKick {
 pub(crate) fn settings(config: &NicConfig, layout: QueueLayout) -> NicSettings {
     let limits = &config.limits;
     NicSettings {
+        number: config.number,
         vni: config.vni,
         mac: config.mac.octets(),
         gids: config.addresses.iter().map(|address| gid(*address)).collect(),

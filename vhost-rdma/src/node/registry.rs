@@ -42,6 +42,8 @@ pub struct NicSpec {
     pub access: SocketAccess,
     /// Named in the configuration file.
     pub configured: bool,
+    /// What it had before; `None` is the next that no NIC had.
+    pub number: Option<u32>,
 }
 
 /// A change of a live NIC: what is absent stays as it is.
@@ -74,6 +76,9 @@ pub struct Saved {
     /// The VNI that was last given to a network that named none.
     #[serde(default)]
     pub last_vni: u32,
+    /// The number that was last given to a NIC.
+    #[serde(default)]
+    pub last_number: u32,
 }
 
 /// The networks and NICs of this host.
@@ -85,6 +90,8 @@ pub struct Registry {
     peers: PeerSets,
     /// The VNI that was last given to a network that named none.
     last_vni: u32,
+    /// The number that was last given to a NIC.
+    last_number: u32,
 }
 
 impl Registry {
@@ -100,6 +107,7 @@ impl Registry {
             nics: BTreeMap::new(),
             peers: PeerSets::default(),
             last_vni: DEFAULT_VNI,
+            last_number: 0,
         }
     }
 
@@ -240,7 +248,9 @@ impl Registry {
             Some(mac) => mac,
             None => self.free_mac(&network.name, random),
         };
+        let number = self.number(spec.number);
         let nic = NicConfig {
+            number,
             socket: self.nics_dir.join(&spec.name).join(spec.guests.socket()),
             name: spec.name,
             network: network.name,
@@ -256,7 +266,19 @@ impl Registry {
             configured: spec.configured,
         };
         self.check_nic(&nic)?;
+        self.last_number = self.last_number.max(number);
         Ok(self.nics.entry(nic.name.clone()).or_insert(nic))
+    }
+
+    /// The number that a NIC had, if it is no other's, or one that none had: what knows the old NIC
+    /// by it, a log or a message on its way, does not take the new one for it. Four thousand
+    /// million NICs later they come back.
+    fn number(&self, former: Option<u32>) -> u32 {
+        let taken = |number: u32| self.nics.values().any(|nic| nic.number == number);
+        let new = self.last_number.saturating_add(1)..=u32::MAX;
+        let mut all =
+            former.into_iter().filter(|&former| former != 0).chain(new).chain(1..=u32::MAX);
+        all.find(|&number| !taken(number)).unwrap_or_default()
     }
 
     fn free_mac(&self, network: &str, mut random: impl FnMut() -> [u8; 6]) -> MacAddr {
@@ -343,6 +365,7 @@ impl Registry {
 
     /// Puts a NIC in the place of that of the same name, as it was checked before.
     pub(crate) fn put(&mut self, nic: NicConfig) {
+        self.last_number = self.last_number.max(nic.number);
         self.nics.insert(nic.name.clone(), nic);
     }
 
@@ -390,6 +413,7 @@ impl Registry {
             nics: self.nics.values().cloned().collect(),
             peers: self.peers.saved(),
             last_vni: self.last_vni,
+            last_number: self.last_number,
         }
     }
 
@@ -407,6 +431,7 @@ impl Registry {
     /// The first thing in it that breaks a rule.
     pub fn restore(&mut self, saved: Saved) -> Result<(), Error> {
         self.last_vni = saved.last_vni.min(VNI_MAX).max(self.last_vni);
+        self.last_number = saved.last_number.max(self.last_number);
         for network in saved.networks.into_iter().filter(|network| network.name != DEFAULT_NETWORK)
         {
             self.add_network(&network.name, Some(network.vni), false)?;
@@ -419,6 +444,8 @@ impl Registry {
             nic.vni = self.network(&nic.network)?.vni;
             nic.socket = self.nics_dir.join(&nic.name).join(nic.guests.socket());
             nic.configured = false;
+            // An earlier build gave none.
+            nic.number = self.number(Some(nic.number));
             self.check_nic(&nic)?;
             self.put(nic);
         }

@@ -213,6 +213,10 @@ pub struct BadGuests {
 pub struct NicConfig {
     /// Unique on the host.
     pub name: String,
+    /// Unique on the host, as long as the NIC is there and after it: no other NIC gets it. It is
+    /// what the NIC's process knows it by, and the same after a restart.
+    #[serde(default)]
+    pub number: u32,
     /// The network's name, for people and labels.
     pub network: String,
     /// The network's identifier: what the engine separates by.

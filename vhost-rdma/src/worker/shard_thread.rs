@@ -312,11 +312,13 @@ impl Runner {
             .map(|text| (*text).to_owned())
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_default();
-        tracing::error!(?nic, why, "a fault of the engine; its NIC stops");
-        let Some(nic) = nic.or_else(|| self.shard.suspect()) else { return give_up() };
+        let nic = nic.or_else(|| self.shard.suspect());
+        let number = nic.and_then(|nic| self.shard.number(nic));
+        tracing::error!(number, why, "a fault of the engine; its NIC stops");
+        let Some(nic) = nic else { return give_up() };
         let shard = &mut self.shard;
         if contained(|| shard.fail(nic)).is_err() {
-            tracing::error!(?nic, "the NIC could not be stopped in order");
+            tracing::error!(number, "the NIC could not be stopped in order");
             give_up();
         }
     }

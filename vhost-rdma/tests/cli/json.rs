@@ -55,6 +55,7 @@ fn a_nic() {
             "page_faults": 0, "moves": 0,
         },
         "worker": 0,
+        "number": 1,
         "objects": { "contexts": 0, "pds": 0, "mrs": 0, "mr_bytes": 0, "cqs": 0, "srqs": 0,
             "qps": 0, "ahs": 0, "kept_bytes": 0 },
     });

@@ -78,6 +78,8 @@ pub use crate::Nanos;
 /// What an operator gives a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicSettings {
+    /// By which the host knows it; no other NIC has it, in whatever process.
+    pub number: u32,
     /// The network. NICs of different networks never find each other.
     pub vni: u32,
     /// The MAC address of the NIC and of its companion network interface.

@@ -32,6 +32,8 @@ pub trait OnShard: Send + fmt::Debug {
     fn objects_lost(&mut self);
     fn events_wanted(&mut self);
     fn status(&self) -> NicSnapshot;
+    /// Its number on the host.
+    fn number(&self) -> u32;
 
     /// What takes its time to end.
     fn take_deferred_drops(&mut self) -> Option<DeferredDrop>;
@@ -140,6 +142,10 @@ impl<P: Provider> OnShard for Nic<P> {
 
     fn status(&self) -> NicSnapshot {
         self.snapshot()
+    }
+
+    fn number(&self) -> u32 {
+        self.settings.number
     }
 
     fn take_deferred_drops(&mut self) -> Option<DeferredDrop> {

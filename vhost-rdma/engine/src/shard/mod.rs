@@ -309,6 +309,12 @@ impl Shard {
         Some(snapshot)
     }
 
+    /// The number of a NIC on the host: what is said of it where others read it.
+    #[must_use]
+    pub fn number(&self, id: NicId) -> Option<u32> {
+        self.slots.get(id).map(|nic| nic.on_shard_ref().number())
+    }
+
     /// Executes one command of context `ctx`, or a step of it. It has taken effect, or had none,
     /// when it comes to an answer.
     ///

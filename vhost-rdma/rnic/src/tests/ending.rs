@@ -67,6 +67,7 @@ fn connections_that_are_forbidden_end_in_steps() {
     let mut bench = Bench::new();
     let (mut one, _) = bench.guest(1, 1);
     let settings = NicSettings {
+        number: 0,
         vni: 1,
         mac: [2, 0, 0, 0, 0, 1],
         gids: Vec::new(),
@@ -116,6 +117,7 @@ fn regions_of_memory_that_is_gone_are_let_go_in_steps() {
     let (mut one, faults) = bench.guest(1, 1);
     let limits = Limits { max_mrs: 4096, max_mr_bytes: 1 << 40, ..limits() };
     let settings = NicSettings {
+        number: 0,
         vni: 1,
         mac: [2, 0, 0, 0, 0, 1],
         gids: Vec::new(),
@@ -315,6 +317,7 @@ fn a_queue_pair_with_many_windows_ends_in_steps() {
     let mut bench = Bench::new();
     let (mut one, faults) = bench.guest(1, 1);
     let settings = NicSettings {
+        number: 0,
         vni: 1,
         mac: [2, 0, 0, 0, 0, 1],
         gids: Vec::new(),

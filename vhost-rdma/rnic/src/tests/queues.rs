@@ -217,6 +217,7 @@ fn receives_by_the_thousand_do_not_make_a_round_long() {
     bench.world.ram = 16 << 20;
     let (mut guest, faults) = bench.guest(1, 1);
     let settings = NicSettings {
+        number: 0,
         vni: 1,
         mac: [2, 0, 0, 0, 0, 1],
         gids: Vec::new(),

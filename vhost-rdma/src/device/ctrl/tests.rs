@@ -78,6 +78,7 @@ fn device_with(add: impl FnOnce(&mut Shard, NicSettings) -> NicId) -> (Device, C
         max_ahs: 4,
     };
     let settings = NicSettings {
+        number: 0,
         vni: 1,
         mac: [2; 6],
         gids: Vec::new(),

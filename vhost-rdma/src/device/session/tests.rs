@@ -19,6 +19,7 @@ const STALL: Duration = Duration::from_millis(3500);
 
 fn config() -> NicConfig {
     NicConfig {
+        number: 0,
         name: "late".to_owned(),
         network: "net".to_owned(),
         vni: 1,

@@ -203,6 +203,43 @@ fn saved_state_comes_back_the_same_and_moves_with_the_directory() {
     assert_eq!(other.network("blue").unwrap().vni, 77);
 }
 
+/// Over networks, over a restart, and after its end.
+#[test]
+fn a_nics_number_is_no_others_on_the_host() {
+    let mut registry = registry();
+    registry.add_network("blue", None, false).unwrap();
+    let number = |registry: &Registry, name: &str| registry.nic(name).unwrap().number;
+    for (name, network) in [("a", "default"), ("b", "blue"), ("c", "default")] {
+        add(&mut registry, NicSpec { network: Some(network.to_owned()), ..spec(name) }).unwrap();
+    }
+    assert_eq!(["a", "b", "c"].map(|name| number(&registry, name)), [1, 2, 3]);
+    registry.remove_nic("c").unwrap();
+    let mut again = self::registry();
+    again.restore(registry.save()).unwrap();
+    assert_eq!(["a", "b"].map(|name| number(&again, name)), [1, 2]);
+    add(&mut again, spec("c")).unwrap();
+    assert_eq!(number(&again, "c"), 4, "3 was another's");
+    // One that takes the place of one that was, and is none of those that are.
+    add(&mut again, NicSpec { number: Some(9), ..spec("d") }).unwrap();
+    add(&mut again, NicSpec { number: Some(2), ..spec("e") }).unwrap();
+    add(&mut again, NicSpec { number: Some(0), ..spec("f") }).unwrap();
+    assert_eq!(["d", "e", "f"].map(|name| number(&again, name)), [9, 10, 11]);
+    // Of an earlier build, which gave none.
+    let mut saved = again.save();
+    saved.last_number = 0;
+    saved.nics.iter_mut().for_each(|nic| nic.number = 0);
+    let mut newer = self::registry();
+    newer.restore(saved).unwrap();
+    let numbers: std::collections::BTreeSet<u32> = newer.nics().map(|nic| nic.number).collect();
+    assert_eq!(numbers.len(), 6);
+    assert!(!numbers.contains(&0));
+    // And where there are no more, one that is free.
+    newer.last_number = u32::MAX;
+    let free = newer.remove_nic("a").unwrap().number;
+    add(&mut newer, spec("g")).unwrap();
+    assert_eq!(number(&newer, "g"), free);
+}
+
 #[test]
 fn saved_state_that_breaks_a_rule_is_refused() {
     let mut registry = registry();

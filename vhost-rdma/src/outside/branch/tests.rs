@@ -22,6 +22,7 @@ fn address(last: u8) -> Gid {
 /// A NIC on the RNIC, by its number: `rnic:DEVICE`, or that with an address of the host.
 fn nic(vni: u32, number: u8, backing: &str, addresses: &[u8]) -> NicConfig {
     NicConfig {
+        number: 0,
         name: format!("nic{number}"),
         network: format!("net{vni}"),
         vni,

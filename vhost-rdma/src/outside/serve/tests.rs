@@ -24,6 +24,7 @@ fn mac(number: u8) -> MacAddr {
 /// A NIC on the null RNIC, whose host's address is its own.
 fn nic(vni: u32, number: u8) -> NicConfig {
     NicConfig {
+        number: 0,
         name: format!("nic{number}"),
         network: format!("net{vni}"),
         vni,

@@ -8,6 +8,7 @@ use crate::node::{Backing, Guests, MacAddr, NicConfig, NicLimits, SocketAccess};
 
 fn nic(name: &str, last: u8) -> NicConfig {
     NicConfig {
+        number: 0,
         name: name.to_owned(),
         network: "net".to_owned(),
         vni: 1,

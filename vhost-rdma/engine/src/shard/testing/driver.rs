@@ -187,6 +187,7 @@ impl World {
     ) -> Guest {
         let events = Arc::new(Mutex::new(Events { buffers: 1000, ..Events::default() }));
         let settings = NicSettings {
+            number: 0,
             vni,
             mac: [2, 0, 0, 0, 0, host],
             gids: Vec::new(),

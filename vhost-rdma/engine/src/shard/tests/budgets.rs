@@ -35,6 +35,7 @@ fn many() -> Limits {
 /// Lets a guest have as much as many do.
 pub(super) fn generous(world: &mut World, guest: &Guest, host: u8) {
     let settings = NicSettings {
+        number: 0,
         vni: 1,
         mac: [2, 0, 0, 0, 0, host],
         gids: Vec::new(),

@@ -252,6 +252,7 @@ fn keys_for_all_of_memory_share_one_map() {
     const KEYS: u32 = 65_536;
     let mut world = super::world();
     let settings = NicSettings {
+        number: 0,
         vni: 9,
         mac: [2, 0, 0, 0, 0, 9],
         gids: Vec::new(),
