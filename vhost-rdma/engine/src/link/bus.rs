@@ -17,10 +17,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::book::{AddressBook, MOST_SHARDS, ShardBook};
-use super::held::Held;
 use super::{
-    Answer, Ask, Awaited, Fabric, Inbound, Link, NicId, Outcome, Owner, PIECE, Parcel, Payload,
-    Request, Service, Ticket, Token, is_multicast,
+    Answer, Ask, Awaited, Fabric, Inbound, Link, NicId, Outcome, PIECE, Parcel, Payload, Request,
+    Service, Ticket, Token, is_multicast,
 };
 use crate::{Nanos, memory};
 
@@ -51,7 +50,6 @@ pub struct Bus {
     answers: VecDeque<Answer>,
     /// What came before the NIC that it is for, or before that goes on.
     early: VecDeque<Parcel>,
-    held: Held,
     /// By NIC.
     under_way: Vec<UnderWay>,
     all_under_way: u32,
@@ -77,7 +75,6 @@ impl Bus {
             asks: VecDeque::new(),
             answers: VecDeque::new(),
             early: VecDeque::new(),
-            held: Held::default(),
             under_way: Vec::new(),
             all_under_way: 0,
             wakes: [0; 2],
@@ -120,6 +117,12 @@ impl Bus {
     #[must_use]
     pub fn book(&self) -> ShardBook {
         self.book.clone()
+    }
+
+    /// Whether a shard of this process holds an address, this one too.
+    #[must_use]
+    pub fn reaches(&self, vni: u32, gid: &super::Gid) -> bool {
+        self.book.holder(vni, gid).is_some()
     }
 
     /// Sends a request to the shard that holds its address. That may be this one, if the request
@@ -271,21 +274,6 @@ impl Bus {
         self.all_under_way = self.all_under_way.saturating_sub(1);
     }
 
-    /// It is to be gone on with, before all others.
-    pub fn put_back(&mut self, ask: Ask) {
-        self.asks.push_front(ask);
-    }
-
-    /// It waits for an owner of memory to do this job, until then at the latest.
-    pub fn hold(&mut self, until: Nanos, job: u64, ask: Ask) {
-        self.held.put(until, job, ask);
-    }
-
-    /// An owner has done a job that a request may wait for, or could not.
-    pub fn owner_answered(&mut self, job: u64, owner: Owner) {
-        self.held.answered(job, owner);
-    }
-
     /// A buffer that is not needed any more.
     pub fn keep(&mut self, bytes: Vec<u8>) {
         if self.spare.len() < SPARE && bytes.capacity() > 0 {
@@ -303,15 +291,6 @@ impl Bus {
     /// What leaves for each shard.
     pub fn outgoing(&mut self) -> &mut [VecDeque<Parcel>] {
         &mut self.out
-    }
-
-    /// Whether anything waits here.
-    #[must_use]
-    pub fn has_work(&self) -> bool {
-        !self.asks.is_empty()
-            || !self.answers.is_empty()
-            || self.held.has_work()
-            || self.out.iter().any(|way| !way.is_empty())
     }
 
     /// Answers that came and were not asked for.
@@ -346,21 +325,20 @@ impl Link for Bus {
         self.send_to_holder(vni, request)
     }
 
-    fn poll(&mut self, now: Nanos) -> Option<Inbound> {
-        if let Some(ask) = self.held.take_due(now) {
-            return Some(Inbound::Expired(ask));
-        }
-        if let Some(answer) = self.answers.pop_front() {
-            return Some(Inbound::Answer(answer));
-        }
-        if let Some(ask) = self.held.next_ready() {
-            return Some(Inbound::Held(ask));
-        }
-        self.asks.pop_front().map(Inbound::Ask)
+    fn poll(&mut self, _: Nanos) -> Option<Inbound> {
+        let answer = self.answers.pop_front().map(Inbound::Answer);
+        answer.or_else(|| self.asks.pop_front().map(Inbound::Ask))
     }
 
+    fn has_work(&self) -> bool {
+        !self.asks.is_empty()
+            || !self.answers.is_empty()
+            || self.out.iter().any(|way| !way.is_empty())
+    }
+
+    /// Who carries parcels says when there are some.
     fn deadline(&self) -> Option<Nanos> {
-        self.held.deadline()
+        None
     }
 
     fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {

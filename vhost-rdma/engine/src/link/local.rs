@@ -43,6 +43,10 @@ impl Link for Local {
         None
     }
 
+    fn has_work(&self) -> bool {
+        false
+    }
+
     fn deadline(&self) -> Option<Nanos> {
         None
     }

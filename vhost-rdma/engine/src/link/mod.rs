@@ -12,10 +12,14 @@
 //!   queues only; who carries parcels from end to end is not its matter. So the same parcels go
 //!   through the simulated link of the tests, which loses, repeats, reorders and delays them.
 //!
+//! - A wire: to peers that are no NICs of this process at all. None ships; the tests have one
+//!   ([`Ways::set_wire`]).
+//!
 //! - `ways`: chooses between them. It is the one link that a requester knows.
 //!
 //! What comes in from peers that are no NICs of this shard, the link hands out one by one
 //! ([`Link::poll`]), and says when it wants to be asked though nothing came ([`Link::deadline`]).
+//! What cannot be executed at once waits in `ways` (`held`), whichever link brought it.
 //!
 //! The arrow points one way: the engine knows this module, this module knows nothing of the engine.
 
@@ -27,6 +31,7 @@ mod parcel;
 mod ways;
 
 use std::cell::RefCell;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -35,9 +40,10 @@ use crate::memory::Segment;
 
 pub use book::{AddressBook, MOST_SHARDS, ShardBook};
 pub use bus::Bus;
+pub use held::Waiting;
 pub use local::Local;
-pub use parcel::{Answer, Ask, Parcel, Ticket, Token};
-pub use ways::Ways;
+pub use parcel::{Answer, Ask, OUTSIDE, Parcel, Ticket, Token};
+pub use ways::{Arrived, Ways};
 
 /// The largest piece of a message that is moved in one go, in bytes: what one guest can make
 /// another wait for.
@@ -328,14 +334,10 @@ pub enum Inbound {
     Answer(Answer),
     /// A peer that is no NIC here asks for something.
     Ask(Ask),
-    /// The owner of memory that a request waits for has answered; it is to be gone on with.
-    Held(Ask),
-    /// That owner did not answer in time.
-    Expired(Ask),
 }
 
 /// A way to a peer. It has no thread and no clock: whoever drives it asks it.
-pub trait Link {
+pub trait Link: fmt::Debug + Send {
     /// Brings one request to its responder.
     fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome;
 
@@ -344,9 +346,12 @@ pub trait Link {
         None
     }
 
-    /// The next of what came in, or is over by now: what is over first, then answers, then
-    /// requests, the oldest of each. One at a time, since the caller's budget is time.
+    /// The next of what came in: answers first, then requests, the oldest of each. One at a time,
+    /// since the caller's budget is time.
     fn poll(&mut self, now: Nanos) -> Option<Inbound>;
+
+    /// Whether there is anything to do: something came in, or is to leave.
+    fn has_work(&self) -> bool;
 
     /// When it is to be polled although nothing comes.
     fn deadline(&self) -> Option<Nanos>;

@@ -21,10 +21,13 @@ pub struct Ticket {
     pub number: u32,
 }
 
+/// The shard of whoever asks over a wire.
+pub const OUTSIDE: usize = usize::MAX;
+
 /// Who asked, and what for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The requester's shard.
+    /// The requester's shard; [`OUTSIDE`] of who is in none.
     pub shard: usize,
     /// The requester's NIC, as its shard knows it.
     pub nic: NicId,
@@ -67,7 +70,7 @@ pub struct Ask {
 
 impl Ask {
     /// A request, and the bytes of its piece.
-    pub(super) fn new((token, vni): (Token, u32), request: &Request<'_>, bytes: Vec<u8>) -> Self {
+    pub(crate) fn new((token, vni): (Token, u32), request: &Request<'_>, bytes: Vec<u8>) -> Self {
         // The responder's shard has other NICs by the same numbers, and is to take it for none of
         // them.
         let source = NicId::ELSEWHERE;

@@ -3,10 +3,15 @@
 //! Who hands a request in knows neither shards nor hosts. An address that this shard holds is
 //! reached by `local`; all others by the `bus`, if there are other shards. A datagram to a group
 //! goes both ways, to the other shards first: once those have it, the rest is done here in steps.
+//! What no shard holds is brought to the wire, if there is one. It stands beside a bus, since both
+//! ask that queue pairs number what they send.
+//!
+//! What comes in from any of them is handed out here, with what waited ([`Waiting`]): first what is
+//! over, then what can be gone on with, then what the links bring, by turns.
 
 use super::{
-    Bus, Fabric, Fanout, Inbound, Link, Local, Outcome, PIECE, Parcel, Request, Service, Ticket,
-    Token, is_multicast,
+    Answer, Ask, Bus, Fabric, Fanout, Inbound, Link, Local, OUTSIDE, Outcome, PIECE, Parcel,
+    Request, Service, Ticket, Token, Waiting, is_multicast,
 };
 use crate::Nanos;
 
@@ -15,9 +20,56 @@ use crate::Nanos;
 pub struct Ways {
     local: Local,
     bus: Option<Bus>,
+    wire: Option<Box<dyn Link>>,
+    /// The wire is asked before the bus.
+    wire_first: bool,
+    /// Requests that came in and wait.
+    pub waiting: Waiting,
+}
+
+/// What came in, or is over by now.
+#[derive(Debug)]
+pub enum Arrived {
+    /// A request of a NIC that is here was answered.
+    Answer(Answer),
+    /// A peer that is no NIC here asks for something.
+    Ask(Ask),
+    /// The owner of memory that a request waits for has answered; it is to be gone on with.
+    Held(Ask),
+    /// That owner did not answer in time.
+    Expired(Ask),
+}
+
+impl From<Inbound> for Arrived {
+    fn from(inbound: Inbound) -> Self {
+        match inbound {
+            Inbound::Answer(answer) => Self::Answer(answer),
+            Inbound::Ask(ask) => Self::Ask(ask),
+        }
+    }
 }
 
 impl Ways {
+    /// Lets requests go to peers that are no NICs of this process, and come from them. Beside a
+    /// bus.
+    pub fn set_wire(&mut self, wire: Box<dyn Link>) {
+        self.wire = Some(wire);
+    }
+
+    /// The next of what came in, or is over by now.
+    pub fn next(&mut self, now: Nanos) -> Option<Arrived> {
+        if let Some(ask) = self.waiting.take_due(now) {
+            return Some(Arrived::Expired(ask));
+        }
+        if let Some(ask) = self.waiting.next_ready() {
+            return Some(Arrived::Held(ask));
+        }
+        if let Some(ask) = self.waiting.next_begun() {
+            return Some(Arrived::Ask(ask));
+        }
+        self.poll(now).map(Arrived::from)
+    }
+
     /// Lets requests cross to other shards.
     pub fn set_bus(&mut self, bus: Bus) {
         self.bus = Some(bus);
@@ -72,7 +124,7 @@ impl Link for Ways {
     fn submit(&mut self, fabric: &mut dyn Fabric, request: &Request<'_>) -> Outcome {
         match &mut self.bus {
             None => self.local.submit(fabric, request),
-            Some(bus) => choose((bus, &mut self.local), fabric, request),
+            Some(bus) => choose((bus, &mut self.local, &mut self.wire), fabric, request),
         }
     }
 
@@ -81,22 +133,36 @@ impl Link for Ways {
     }
 
     fn poll(&mut self, now: Nanos) -> Option<Inbound> {
-        self.bus.as_mut()?.poll(now)
+        let Self { bus, wire, wire_first, .. } = self;
+        let Some(wire) = wire else { return bus.as_mut()?.poll(now) };
+        *wire_first = !*wire_first;
+        let mut bus = || bus.as_mut()?.poll(now);
+        if *wire_first { wire.poll(now).or_else(bus) } else { bus().or_else(|| wire.poll(now)) }
+    }
+
+    fn has_work(&self) -> bool {
+        self.waiting.has_work()
+            || self.bus.as_ref().is_some_and(Link::has_work)
+            || self.wire.as_ref().is_some_and(|wire| wire.has_work())
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.bus.as_ref()?.deadline()
+        let bus = self.bus.as_ref().and_then(Link::deadline);
+        let wire = self.wire.as_ref().and_then(|wire| wire.deadline());
+        [bus, wire, self.waiting.deadline()].into_iter().flatten().min()
     }
 
     fn answer(&mut self, token: Token, outcome: Option<Outcome>, given: (Vec<u8>, bool)) {
-        if let Some(bus) = &mut self.bus {
-            bus.answer(token, outcome, given);
+        match (&mut self.wire, &mut self.bus) {
+            (Some(wire), _) if token.shard == OUTSIDE => wire.answer(token, outcome, given),
+            (_, Some(bus)) => bus.answer(token, outcome, given),
+            (_, None) => {}
         }
     }
 }
 
 fn choose(
-    (bus, local): (&mut Bus, &mut Local),
+    (bus, local, wire): (&mut Bus, &mut Local, &mut Option<Box<dyn Link>>),
     fabric: &mut dyn Fabric,
     request: &Request<'_>,
 ) -> Outcome {
@@ -110,5 +176,8 @@ fn choose(
     if !request.crossed && fabric.holds(vni, gid) {
         return local.submit(fabric, request);
     }
-    bus.submit(fabric, request)
+    match wire {
+        Some(wire) if !bus.reaches(vni, gid) => wire.submit(fabric, request),
+        _ => bus.submit(fabric, request),
+    }
 }

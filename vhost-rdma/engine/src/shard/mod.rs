@@ -62,7 +62,7 @@ use self::rounds::{Rounds, Served};
 use self::slots::Slots;
 use self::strain::Strains;
 use crate::cm::Mad;
-use crate::link::{Bus, Gid, NicId, Parcel};
+use crate::link::{Bus, Gid, Link, NicId, Parcel};
 use crate::memory::AddressSpace;
 use crate::nic::budget::{Clock, Meter};
 use crate::nic::doorbell::Post;
@@ -345,6 +345,12 @@ impl Shard {
     pub fn with_qpns(mut self, pool: Arc<Pool>) -> Self {
         self.engine.set_qpns(pool);
         self
+    }
+
+    /// Lets requests go to peers that are no NICs of this process, and come from them. Beside a
+    /// bus.
+    pub fn set_wire(&mut self, wire: Box<dyn Link>) {
+        self.engine.set_wire(wire);
     }
 
     /// Something came from another shard.

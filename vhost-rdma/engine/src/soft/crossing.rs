@@ -24,8 +24,8 @@ use super::nics::Nics;
 use super::stream::Stream;
 use super::{Nanos, mirror::PATIENCE};
 use crate::link::{
-    Answer, Ask, Awaited, Bus, Inbound, Link as _, Outcome, Owner, Parcel, Request, Service,
-    Ticket, Token, is_multicast,
+    Answer, Arrived, Ask, Awaited, Bus, Link, Outcome, Owner, Parcel, Request, Service, Ticket,
+    Token, is_multicast,
 };
 use crate::nic::budget::cost;
 use crate::nic::qp::{Landed, State};
@@ -116,6 +116,12 @@ impl Engine {
         }
     }
 
+    /// Lets requests go to peers that are no NICs of this process, and come from them. Beside a
+    /// bus.
+    pub(crate) fn set_wire(&mut self, wire: Box<dyn Link>) {
+        self.ways.set_wire(wire);
+    }
+
     /// What leaves for each shard.
     pub(crate) fn outgoing(&mut self) -> &mut [VecDeque<Parcel>] {
         self.ways.bus().map_or(&mut [], Bus::outgoing)
@@ -137,7 +143,7 @@ impl Engine {
 
     /// Whether anything waits that came from another shard, or is on its way to one.
     pub(super) fn has_parcels(&self) -> bool {
-        self.ways.bus_ref().is_some_and(Bus::has_work)
+        self.ways.has_work()
     }
 }
 
@@ -151,14 +157,14 @@ impl<N: Nics> Execution<'_, N> {
         let budget = &mut self.meter.budget_at(began, PARCELS);
         let mut found = false;
         while !budget.is_over(self.meter)
-            && let Some(inbound) = self.engine.ways.poll(now)
+            && let Some(arrived) = self.engine.ways.next(now)
         {
             found = true;
-            match inbound {
-                Inbound::Expired(ask) => self.expire(&ask),
-                Inbound::Answer(answer) => self.settle_answer(answer, now),
-                Inbound::Held(ask) => self.execute_ask(ask, true, now),
-                Inbound::Ask(ask) => self.execute_ask(ask, false, now),
+            match arrived {
+                Arrived::Expired(ask) => self.expire(&ask),
+                Arrived::Answer(answer) => self.settle_answer(answer, now),
+                Arrived::Held(ask) => self.execute_ask(ask, true, now),
+                Arrived::Ask(ask) => self.execute_ask(ask, false, now),
             }
         }
         if found {
@@ -223,21 +229,21 @@ impl<N: Nics> Execution<'_, N> {
                 if !is_held {
                     self.engine.ways.answer(token, None, (reply, true));
                 }
-                if let Some(bus) = self.engine.ways.bus() {
-                    // What goes to memory has been placed, but for a word that is stored at once.
-                    if ask.size() > WORD {
-                        bus.keep(ask.take_bytes());
-                    }
-                    bus.hold(until, job, ask);
+                // What goes to memory has been placed, but for a word that is stored at once.
+                if ask.size() > WORD
+                    && let Some(bus) = self.engine.ways.bus()
+                {
+                    bus.keep(ask.take_bytes());
                 }
+                self.engine.ways.waiting.hold(until, job, ask);
                 return;
             }
             Taken::Over(Outcome::Partly(fanout)) => {
                 ask.fanout = fanout;
                 if let Some(bus) = self.engine.ways.bus() {
                     bus.keep(reply);
-                    bus.put_back(ask);
                 }
+                self.engine.ways.waiting.put_back(ask);
                 return;
             }
             Taken::Soon => {
@@ -282,9 +288,7 @@ impl<N: Nics> Execution<'_, N> {
 
     /// An owner has done a job that a request from elsewhere waits for, or could not.
     pub(super) fn owner_answered_elsewhere(&mut self, number: u64, owner: Owner) {
-        if let Some(bus) = self.engine.ways.bus() {
-            bus.owner_answered(number, owner);
-        }
+        self.engine.ways.waiting.owner_answered(number, owner);
     }
 
     fn settle_answer(&mut self, answer: Answer, now: Nanos) {

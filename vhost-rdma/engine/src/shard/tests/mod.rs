@@ -31,6 +31,7 @@ mod reference;
 mod rules;
 mod saved;
 mod wakes;
+mod wire;
 mod wrap;
 
 /// A world of one shard.
