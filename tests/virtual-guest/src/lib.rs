@@ -48,5 +48,6 @@ pub mod third_party;
 pub mod third_party_cm;
 pub mod virtq;
 pub mod vitals;
+pub mod trips;
 mod witness;
 pub mod world;

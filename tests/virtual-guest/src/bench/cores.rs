@@ -5,7 +5,6 @@
 //! device and its reference get the same places. On a machine with one core nothing is moved.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
@@ -103,29 +102,6 @@ impl Cores {
                 move_to(Some(thread), last);
             }
         }
-    }
-}
-
-/// What the scheduler says of a worker (`/proc/PID/task/TID/schedstat`).
-#[derive(Debug)]
-pub(super) struct WorkerQueue(std::path::PathBuf);
-
-impl WorkerQueue {
-    /// Of the first worker of these processes.
-    pub(super) fn of(pids: &[u32]) -> Self {
-        let named = |task: &std::fs::DirEntry| {
-            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-            name.starts_with("vrdma-shard")
-        };
-        let worker = tasks(pids).into_iter().find(named).expect("a daemon has a worker");
-        Self(worker.path().join("schedstat"))
-    }
-
-    /// For how long it has been ready to run and did not.
-    pub(super) fn waited(&self) -> Duration {
-        let text = std::fs::read_to_string(&self.0).unwrap_or_default();
-        let nanos = text.split_whitespace().nth(1).and_then(|nanos| nanos.parse().ok());
-        Duration::from_nanos(nanos.unwrap_or(0))
     }
 }
 

@@ -39,9 +39,10 @@ mod victim;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use super::cores::{Cores, WorkerQueue};
+use super::cores::Cores;
 use crate::attack::{self, Attack, Campaign, Size};
 use crate::daemon::DaemonOptions;
+use crate::trips::Queues;
 use crate::vitals::Turns;
 use crate::world::{Door, World};
 
@@ -78,37 +79,36 @@ const BY_PROCESS: &str = "process_";
 /// The victim's network.
 const VICTIM: &str = "net";
 
-/// The names of all rows. What the kernel can make last on a shared worker has one more, with the
-/// networks in processes of their own. A control has none: it is no attack on the device.
+/// The names of the rows of attacks, by this door. What the kernel can make last on a shared worker
+/// has one more, with the networks in processes of their own.
+fn rows(attack: &'static Attack, door: Door) -> impl Iterator<Item = String> {
+    let by = if door == Door::Process { BY_PROCESS } else { "" };
+    let apart = attack.blocks.then(|| format!("{by}{}{APART}", attack.name));
+    std::iter::once(format!("{by}{}", attack.name)).chain(apart)
+}
+
+/// The names of all rows. A control has none: it is no attack on the device.
 pub fn names() -> impl Iterator<Item = String> {
     let all = attack::all();
     let controls: Vec<_> = all.iter().filter_map(|attack| attack.control).collect();
-    let rows = |attack: &'static Attack| {
-        let apart = attack.blocks.then(|| format!("{}{APART}", attack.name));
-        std::iter::once(attack.name.to_owned()).chain(apart)
-    };
     std::iter::once("none".to_owned()).chain(
         all.into_iter()
             .filter(|attack| attack.comes_by(Door::Monitor))
             .filter(move |attack| !controls.contains(&attack.name))
-            .flat_map(rows),
+            .flat_map(|attack| rows(attack, Door::Monitor)),
     )
 }
 
 /// The names of rows whose villains are processes.
 pub fn names_by_processes() -> impl Iterator<Item = String> {
     let all = attack::all().into_iter().filter(|attack| attack.comes_by(Door::Process));
-    all.map(|attack| format!("{BY_PROCESS}{}", attack.name))
+    all.flat_map(|attack| rows(attack, Door::Process))
 }
 
 /// Measures the row of that name.
 pub fn run(name: &str, effort: Effort) -> Row {
     Cores::get().guest();
-    let (attack, place) = match (name.strip_suffix(APART), name.strip_prefix(BY_PROCESS)) {
-        (Some(attack), _) => (attack, Place::Apart),
-        (_, Some(attack)) => (attack, Place::Processes),
-        _ => (name, Place::Shared),
-    };
+    let (attack, place) = Place::of(name);
     let attack = Attack::named(attack);
     catch_unwind(AssertUnwindSafe(|| measure((name, place), attack, effort)))
         .unwrap_or_else(|cause| Row::failed(name, super::report::panic_text(cause.as_ref())))
@@ -116,50 +116,42 @@ pub fn run(name: &str, effort: Effort) -> Row {
 
 /// Where victim and villain are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// On one worker.
-    Shared,
-    /// Each in its network's process.
-    Apart,
-    /// On one worker, the villain a process.
-    Processes,
+struct Place {
+    /// How the villain comes to its NIC.
+    door: Door,
+    /// Victim and villain are each in its network's process, and not on one worker.
+    apart: bool,
 }
 
 impl Place {
+    /// The attack that a row's name has in it, and where it is carried out.
+    fn of(name: &str) -> (&str, Self) {
+        let (name, apart) = name.strip_suffix(APART).map_or((name, false), |name| (name, true));
+        let by = name.strip_prefix(BY_PROCESS);
+        let door = if by.is_some() { Door::Process } else { Door::Monitor };
+        (by.unwrap_or(name), Self { door, apart })
+    }
+
+    /// The process of the victim's network, if it has one.
+    fn own(self, daemon: &crate::daemon::Daemon) -> Option<u32> {
+        self.apart.then(|| daemon.pid_of(VICTIM).expect("the victim's network has a process"))
+    }
+
     /// Gives the victim's worker the last core, and all other threads the first.
     fn settle(self, daemon: &crate::daemon::Daemon) {
-        match self {
-            Self::Shared | Self::Processes => Cores::get().worker_alone(&daemon.pids()),
-            Self::Apart => {
-                let own = daemon.pid_of(VICTIM).expect("the victim's network has a process");
-                Cores::get().worker_of(own, &daemon.pids());
-            }
+        match self.own(daemon) {
+            None => Cores::get().worker_alone(&daemon.pids()),
+            Some(own) => Cores::get().worker_of(own, &daemon.pids()),
         }
     }
 
     /// What keeps the victim's worker.
-    fn queue(self, daemon: &crate::daemon::Daemon) -> WorkerQueue {
-        match self {
-            Self::Shared | Self::Processes => WorkerQueue::of(&daemon.pids()),
-            Self::Apart => {
-                let own = daemon.pid_of(VICTIM).expect("the victim's network has a process");
-                WorkerQueue::of(&[own])
-            }
-        }
-    }
-
-    const fn door(self) -> Door {
-        match self {
-            Self::Shared | Self::Apart => Door::Monitor,
-            Self::Processes => Door::Process,
-        }
+    fn queue(self, daemon: &crate::daemon::Daemon) -> Queues {
+        Queues::of_workers(&self.own(daemon).map_or_else(|| daemon.pids(), |own| vec![own]))
     }
 
     fn turns(self, daemon: &crate::daemon::Daemon) -> Turns {
-        match self {
-            Self::Shared | Self::Processes => daemon.turns(),
-            Self::Apart => daemon.turns_of(VICTIM),
-        }
+        if self.apart { daemon.turns_of(VICTIM) } else { daemon.turns() }
     }
 }
 
@@ -180,7 +172,7 @@ struct Seen {
 
 fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort) -> Row {
     let mut args = vec!["--workers", "1", "--poll-us", "1000"];
-    if place != Place::Apart {
+    if !place.apart {
         args.push("--one-process");
     }
     let args = args.into_iter().map(str::to_owned).collect();
@@ -188,11 +180,11 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
     let world = World::with(&options, LIMIT);
     let mut victim = Victim::new(&world);
     place.settle(&world.daemon);
-    let ground = attack.map(|a| a.ground(&world, place.door(), effort.size));
+    let ground = attack.map(|a| a.ground(&world, place.door, effort.size));
     let campaign = attack.zip(ground.as_ref()).map(|(a, ground)| a.set_up(ground));
     // Sessions have brought threads of their own.
     place.settle(&world.daemon);
-    let control = attack.and_then(|a| a.control).filter(|_| place == Place::Apart);
+    let control = attack.and_then(|a| a.control).filter(|_| place.apart);
     let control = control.and_then(Attack::named).zip(ground.as_ref());
     let control = control.map(|(control, ground)| control.set_up(ground));
     let queue = place.queue(&world.daemon);
@@ -221,14 +213,14 @@ fn measure((name, place): (&str, Place), attack: Option<&Attack>, effort: Effort
     });
     let strikes = campaign.as_ref().map_or(0, Campaign::strikes);
     drop(campaign);
-    let attack = attack.map(|a| (a.villains, a.blocks && place != Place::Apart));
+    let attack = attack.map(|a| (a.villains, a.blocks && !place.apart));
     let seen = [&quiet, &attacked, &controlled];
     Row::new((name, attack), seen, place.turns(&world.daemon), strikes)
 }
 
 /// Latency and bandwidth for a while each.
 fn slice(
-    (victim, queue): (&mut Victim, &WorkerQueue),
+    (victim, queue): (&mut Victim, &Queues),
     seen: &mut Seen,
     effort: Effort,
     campaign: Option<&Campaign>,
@@ -248,5 +240,38 @@ fn slice(
     if let Some(campaign) = campaign {
         campaign.pause();
         victim.recover();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_which_attack_it_is_and_where() {
+        let at = |door, apart| Place { door, apart };
+        assert_eq!(Place::of("cuts"), ("cuts", at(Door::Monitor, false)));
+        assert_eq!(Place::of("holes_apart"), ("holes", at(Door::Monitor, true)));
+        assert_eq!(Place::of("process_cuts"), ("cuts", at(Door::Process, false)));
+        assert_eq!(Place::of("process_cuts_apart"), ("cuts", at(Door::Process, true)));
+    }
+
+    /// Each row has all targets, or another one that does.
+    #[test]
+    fn what_blocks_a_shared_worker_is_measured_apart_by_either_door() {
+        for (door, names) in [
+            (Door::Monitor, names().collect::<Vec<_>>()),
+            (Door::Process, names_by_processes().collect()),
+        ] {
+            for name in names.iter().filter(|name| *name != "none") {
+                let (attack, place) = Place::of(name);
+                let attack = Attack::named(attack).expect("an attack");
+                assert_eq!(place.door, door);
+                assert_eq!(
+                    names.contains(&format!("{name}{APART}")),
+                    attack.blocks && !place.apart
+                );
+            }
+        }
     }
 }

@@ -14,6 +14,11 @@ pub struct Bounds {
     /// Microseconds that the 99th percentile may be above twice the reference, where the kernel
     /// cannot make one access last.
     pub latency: f64,
+    /// Microseconds that it may be where the kernel can. A hole of a gigabyte keeps who touches it
+    /// waiting for some tenths of a second, and whoever has it made then rests for longer
+    /// (docs/THREAT_MODEL.md, "Pages that are slow to come"): no more than one such wait is in the
+    /// 99th percentile.
+    pub blocked: f64,
     /// Bandwidth under attack ÷ without, beside one attacker. Beside more it is as much of an equal
     /// share.
     pub bandwidth: f64,
@@ -23,9 +28,10 @@ pub struct Bounds {
 
 impl Bounds {
     /// What the daemon is built for.
-    pub const TARGET: Self = Self { latency: 200.0, bandwidth: 0.4, turn: 1000.0 };
+    pub const TARGET: Self = Self { latency: 200.0, blocked: 1e6, bandwidth: 0.4, turn: 1000.0 };
     /// What no machine excuses, however busy: a worker that stands still.
-    pub const LOOSE: Self = Self { latency: 20_000.0, bandwidth: 0.1, turn: 100_000.0 };
+    pub const LOOSE: Self =
+        Self { latency: 20_000.0, blocked: 3e6, bandwidth: 0.1, turn: 100_000.0 };
 
     /// Whether the row is within them.
     pub fn hold(&self, row: &Row) -> bool {
@@ -44,9 +50,14 @@ impl Bounds {
         self.bandwidth * 2.0 / (row.villains.max(1) + 1) as f64
     }
 
-    /// Whether the 99th percentile is too long, where the kernel cannot make one access last.
+    /// The most that the 99th percentile may be, beside that of the reference.
+    fn latest(&self, reference: f64, blocks: bool) -> f64 {
+        if blocks { self.blocked } else { 2.0 * reference + self.latency }
+    }
+
+    /// Whether the 99th percentile is too long.
     fn late(&self, row: &Row) -> bool {
-        !row.blocks && row.value > 2.0 * row.reference + self.latency
+        row.value > self.latest(row.reference, row.blocks)
     }
 
     /// Whether a turn was too long by the attack's doing.
@@ -73,7 +84,7 @@ pub struct Row {
     pub ratio: f64,
     /// Of `value` and `reference`.
     pub unit: String,
-    /// What `value` may be: twice the reference and 200 us.
+    /// What `value` may be: twice the reference and 200 us, or what a single access may last.
     pub target: Option<f64>,
     /// What the target is a bound of.
     pub target_of: &'static str,
@@ -122,6 +133,7 @@ impl Row {
         strikes: u64,
     ) -> Self {
         let (value, reference) = (median(&attacked.latency), median(&quiet.latency));
+        let blocks = attack.is_some_and(|(_, blocks)| blocks);
         let mut row = Self {
             name: name.into(),
             ok: true,
@@ -129,7 +141,7 @@ impl Row {
             reference,
             ratio: value / reference,
             unit: "us".into(),
-            target: Some(2.0 * reference + Bounds::TARGET.latency),
+            target: Some(Bounds::TARGET.latest(reference, blocks)),
             target_of: "value",
             met: false,
             worst: attacked.worst,
@@ -143,7 +155,7 @@ impl Row {
             charged: turns.charged * 1e6,
             strikes,
             villains: attack.map_or(0, |(villains, _)| villains),
-            blocks: attack.is_some_and(|(_, blocks)| blocks),
+            blocks,
             samples: attacked.latency.len(),
             error: None,
         };
@@ -209,7 +221,12 @@ impl Row {
                 format!("met; bandwidth beside its control {:.2}", self.control.unwrap_or(f64::NAN))
             }
             (true, false) => "met".into(),
-            (true, true) => "met; one access may block (THREAT_MODEL.md)".into(),
+            (true, true) => format!(
+                "met, with {} s for p99 and none for turn, since the kernel may hold up one access; \
+                 {}_apart has all",
+                target.blocked / 1e6,
+                self.name
+            ),
             (false, _) => format!("MISSED: {}", names.join(", ")),
         }
     }
@@ -277,6 +294,8 @@ mod tests {
         let mut row = Row { villains: 8, ..row(3000.0, 9.0, 0.002) };
         row.blocks = true;
         assert!(Bounds::TARGET.hold(&row));
+        let still = Row { value: 1_000_001.0, ..row.clone() };
+        assert!(!Bounds::TARGET.hold(&still) && Bounds::LOOSE.hold(&still), "it stands still");
         assert!(!Bounds::TARGET.hold(&Row { villains: 7, ..row.clone() }), "a tenth");
         row.blocks = false;
         assert!(!Bounds::TARGET.hold(&row), "both");

@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::bench::cores::WorkerQueue;
 use crate::control::Mr;
 use crate::guest::GuestConfig;
 use crate::pages::Buf;
 use crate::qp::{Path, QpSpec, SendWr};
 use crate::spec::{access, qpt, status};
+use crate::trips::{PACE, Queues, Trips};
 use crate::world::{End, World};
 
-/// From one round trip to the next.
-const PACE: Duration = Duration::from_micros(250);
 /// A completion that is not there after this is waited for by sleeping, so that a spin takes
 /// nobody's processor for long.
 const SPIN: Duration = Duration::from_micros(300);
@@ -88,13 +86,13 @@ impl Victim {
     pub(super) fn latency(
         &mut self,
         slice: Duration,
-        queue: &WorkerQueue,
+        queue: &Queues,
         unseen: impl Fn() -> bool,
     ) -> (f64, f64) {
         let mut waited = queue.waited();
         let (begin, mut next) = (Instant::now(), Instant::now());
         let mut spell = begin;
-        let mut times = Vec::with_capacity(1 << 14);
+        let mut trips = Trips::default();
         while begin.elapsed() < slice || unseen() {
             if spell.elapsed() > SPELL {
                 std::thread::sleep(REST);
@@ -106,19 +104,12 @@ impl Victim {
                 let before = std::mem::replace(&mut waited, queue.waited());
                 took = took.saturating_sub(waited.saturating_sub(before));
             }
-            times.push(took);
-            // Those that could not begin, each with what it would have had to wait.
-            let mut rest = took;
-            while rest > PACE {
-                rest -= PACE;
-                times.push(rest);
-            }
+            trips.record(took);
             next = (next + PACE).max(Instant::now());
         }
-        times.sort_unstable();
+        let (p99, longest) = trips.p99();
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
-        let (at, last) = (times.len() * 99 / 100, times.len() - 1);
-        (micros(times[at.min(last)]), micros(times[last]))
+        (micros(p99), micros(longest))
     }
 
     /// Bytes a second, by writes of 64 KiB.
