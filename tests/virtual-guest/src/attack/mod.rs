@@ -17,6 +17,7 @@ mod elements;
 mod holes;
 mod machine;
 mod objects;
+mod programs;
 mod queues;
 mod sessions;
 mod traffic;
@@ -27,6 +28,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use self::machine::Crowded;
+pub use self::programs::{become_another, is_to_become_another, no_memory};
 
 use crate::backing::rules;
 use crate::guest::GuestConfig;
@@ -182,6 +184,7 @@ fn families() -> impl Iterator<Item = &'static [Attack]> {
         holes::ALL,
         connections::ALL,
         sessions::ALL,
+        programs::ALL,
     ]
     .into_iter()
 }

@@ -1,10 +1,9 @@
 //! Processes that try everything, beside one that works.
 
 use std::fs::File;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use virtual_guest::guest::Guest;
 use virtual_guest::process::{self, op, piece, request};
@@ -58,25 +57,7 @@ fn descriptors_of_every_wrong_kind_are_refused() {
     let guest = Guest::of_process(scene.blue_socket()).unwrap();
     let process = guest.process();
     let both = SealFlags::SHRINK | SealFlags::GROW;
-    let (read, write) = std::io::pipe().unwrap();
-    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    let disk = tempfile::tempfile().unwrap();
-    disk.set_len(0x1000).unwrap();
-    let wrong: Vec<OwnedFd> = vec![
-        disk.into(),
-        File::open("/dev/null").unwrap().into(),
-        File::open("/dev/zero").unwrap().into(),
-        File::open("/proc/self/mem").unwrap().into(),
-        File::open("/proc/self/status").unwrap().into(),
-        File::open(".").unwrap().into(),
-        // Of shared memory, and no file.
-        File::open("/dev/shm").unwrap().into(),
-        read.into(),
-        write.into(),
-        socket.into(),
-        eventfd(0, EventfdFlags::empty()).unwrap(),
-        rustix::event::epoll::create(rustix::event::epoll::CreateFlags::empty()).unwrap(),
-    ];
+    let wrong = virtual_guest::attack::no_memory();
     for (n, file) in wrong.iter().enumerate() {
         let at = (0x10_0000, 0x1000, 0);
         assert_eq!(status(process.add_memory(at, file.as_fd())), err::PERM, "{n}");
