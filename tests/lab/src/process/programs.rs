@@ -161,13 +161,21 @@ done
 [ -s /tmp/killed ]
 "#;
 /// A page fault that nobody serves (userfaultfd) in one process; the other's round trips go on
-/// meanwhile, the slowest of them in less than half a second.
-const HANGS: &str = r#"/host/process-private vhost_rdma0 vhost_rdma1 hangs > /tmp/hangs & hangs=$!
+/// meanwhile. Of 100 the slowest but one takes at most twice as long as alone, and 20 ms: both ends
+/// and the device poll, and have no cores of their own, so that one often waits for another's time
+/// slice. What the device itself adds is a row of the isolation benchmark (`process_hangs`).
+const HANGS: &str = r#"trips() {
+  timeout 30 ib_write_lat -F -x 0 -n 5000 -d vhost_rdma0 > /tmp/server 2>&1 &
+  sleep 1; timeout 30 ib_write_lat -F -x 0 -n 5000 -d vhost_rdma1 127.0.0.1 > /tmp/client
+  wait; awk '$1 == 2 { print int($8) }' /tmp/client
+}
+alone=$(trips); [ -n "$alone" ]
+/host/process-private vhost_rdma0 vhost_rdma1 hangs > /tmp/hangs & hangs=$!
 for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -q hanging /tmp/hangs && break; done
-timeout 30 ib_write_lat -F -x 0 -n 5000 -d vhost_rdma0 > /tmp/server 2>&1 &
-sleep 1; timeout 30 ib_write_lat -F -x 0 -n 5000 -d vhost_rdma1 127.0.0.1 > /tmp/client
+beside=$(trips); [ -n "$beside" ]
 grep -q '^hanging' /tmp/hangs && ! grep -q ok /tmp/hangs
-slowest=$(awk '$1 == 2 { print int($4) }' /tmp/client); [ "$slowest" -lt 500000 ]
+echo "99 of 100 took $alone us alone, $beside us beside it" >&2
+[ "$beside" -le $((2 * alone + 20000)) ]
 wait $hangs || { cat /tmp/hangs >&2; exit 1; }
 "#;
 const CALLS: &str = "timeout 160 /host/process-calls vhost_rdma0 > /tmp/cases 2> /tmp/why ||
