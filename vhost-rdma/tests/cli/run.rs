@@ -135,6 +135,59 @@ fn what_cannot_be_run_is_said_in_a_line() {
     assert_eq!(place.left(), 0);
 }
 
+/// A program that says so when it runs.
+const SPEAKS: &str =
+    "#include <stdio.h>\nint main(void) { return puts(\"it ran\") < 0 ? 1 : 7; }\n";
+
+/// What a compiler makes of [`SPEAKS`], in this place; nothing where there is no such compiler.
+fn compile(place: &Place, name: &str, compiler: &str, options: &[&str]) -> Option<String> {
+    let [source, program] = ["speaks.c", name].map(|name| place.dir.path().join(name));
+    std::fs::write(&source, SPEAKS).unwrap();
+    let made = Command::new(compiler).args(options).arg("-o").args([&program, &source]).output();
+    let made = match made {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        made => made.unwrap(),
+    };
+    assert!(made.status.success(), "{name}: {}", String::from_utf8_lossy(&made.stderr));
+    Some(program.into_os_string().into_string().unwrap())
+}
+
+/// Real programs, as compilers make them. Where musl's compiler is not there (Debian's musl-tools),
+/// one of the C library's is told to name musl's loader: that is what `run` goes by.
+#[test]
+fn static_and_musl_programs_are_refused_and_not_started() {
+    let place = Place::new();
+    // As musl-gcc.specs has it.
+    let loader = format!("-Wl,--dynamic-linker=/lib/ld-musl-{}.so.1", std::env::consts::ARCH);
+    let cc = |name: &str, options: &[&str]| compile(&place, name, "cc", options).unwrap();
+    let musl = |name: &str, options: &[&str]| compile(&place, name, "musl-gcc", options);
+    let mut refused = vec![
+        (cc("static", &["-static"]), "static"),
+        (cc("static-pie", &["-static-pie"]), "static"),
+        (musl("musl", &[]).unwrap_or_else(|| cc("musl", &[&loader])), "musl"),
+    ];
+    refused.extend(musl("musl-static", &["-static"]).map(|program| (program, "static")));
+    for (program, why) in &refused {
+        let said: Said = place.command().args(["--", program]).output().unwrap().into();
+        said.fails(2, &[program, why, "libibverbs"]);
+        assert_eq!((said.err.lines().count(), said.out.as_str()), (1, ""), "{said:?}");
+        assert_eq!(place.left(), 0);
+    }
+    // What is neither of them runs.
+    let usual: Said = place.command().args(["--", &cc("usual", &[])]).output().unwrap().into();
+    assert_eq!((usual.status, usual.out.as_str(), usual.err.as_str()), (7, "it ran\n", ""));
+}
+
+/// What a shell starts is its own affair, and is not looked at: such a program runs as it would
+/// without us, and finds no device.
+#[test]
+fn a_static_program_of_a_shell_runs_as_it_is() {
+    let place = Place::new();
+    let program = compile(&place, "static", "cc", &["-static"]).unwrap();
+    let said = place.run(&[], &format!("{program}; echo $?; test -n \"$VHOST_RDMA_DEVICES\""));
+    assert_eq!((said.ok(), place.left()), ("it ran\n7\n".to_owned(), 0));
+}
+
 /// What a supervisor tells the process that it started is told to the program; its own end is the
 /// end of all, and not the signal.
 #[test]
