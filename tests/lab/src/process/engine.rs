@@ -4,14 +4,17 @@
 //!
 //! The engine's own network for containers needs firewall modules that not every machine has, so
 //! the containers have none, or the host's: RDMA does not go by it in either case.
+//!
+//! Then the steps of the workflow beside it, with the action that it uses (`action`).
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::products;
+use super::{action, products};
 use crate::cache::Cache;
 use crate::exec::{capture, tied, workspace};
 use crate::host;
@@ -95,6 +98,38 @@ pub(super) fn run(cache: &Cache, debug: bool) -> Result<Vec<Row>> {
             eprintln!("    {name}: it said\n{said}");
         }
         rows.push(Row::timed(name.to_owned(), ok, begin.elapsed().as_secs_f64()));
+    }
+    rows.extend(workflow((&daemon, &libraries), &image)?);
+    Ok(rows)
+}
+
+/// What the steps of the workflow print that has it.
+const PRINTED: [(&str, &str); 2] =
+    [("ib_write_bw", " 65536      500 "), ("rping", "ping data: rdma-ping-9")];
+
+/// A row for each step of the workflow that is run.
+fn workflow((daemon, libraries): (&Path, &Path), image: &str) -> Result<Vec<Row>> {
+    let runner = RunDir::new()?;
+    action::built(runner.path(), daemon, libraries)?;
+    let options = format!("--network host {LIMITS}");
+    let env = [
+        ("CONTAINERS", "podman"),
+        ("ENGINE_OPTIONS", ENGINE),
+        ("CONTAINER_OPTIONS", options.as_str()),
+    ];
+    let mut rows = Vec::new();
+    for (step, mut command) in action::commands(runner.path(), image, &env)? {
+        let begin = Instant::now();
+        let wanted = PRINTED.iter().find(|(name, _)| *name == step).map_or("", |(_, said)| said);
+        let said = capture(&mut command, WAIT);
+        let ok = said.as_ref().is_ok_and(|said| said.contains(wanted));
+        let name = format!("the workflow's step {step}");
+        match said {
+            _ if ok => eprintln!("    {name}: ok"),
+            Ok(said) => eprintln!("    {name}: it said\n{said}"),
+            Err(error) => eprintln!("    {name}: {error:#}"),
+        }
+        rows.push(Row::timed(name, ok, begin.elapsed().as_secs_f64()));
     }
     Ok(rows)
 }

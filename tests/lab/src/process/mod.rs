@@ -6,6 +6,7 @@
 //! of perftest's and libibverbs' examples that need neither XRC nor raw packets, those of rdma_cm
 //! (`connections`), UCX and Open MPI over it, and a program of another distribution (`mooncake`).
 
+mod action;
 mod bench;
 mod clients;
 mod connections;
