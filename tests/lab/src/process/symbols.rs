@@ -1,5 +1,5 @@
 //! Whether programs that were linked against a release's libibverbs and librdmacm find all that
-//! they name in ours, and which C library ours need.
+//! they name in ours, and which C library ours need, those that are preloaded too.
 //!
 //! A program names a symbol with its version (`ibv_create_qp@IBVERBS_1.1`). Versions that are
 //! `PRIVATE` are for rdma-core's own parts of the same release, and no program's.
@@ -18,7 +18,11 @@ use super::container::Container;
 use crate::rows::Row;
 
 const WAIT: Duration = Duration::from_secs(30);
+/// The distribution's, which ours stand for.
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+/// All that vhost-rdma/process/build.sh makes.
+const OURS: [&str; 4] =
+    [LIBRARIES[0], LIBRARIES[1], "libvhost_rdma_heap.so", "libvhost_rdma_files.so"];
 /// The least that ours need: vhost-rdma/process/README.md says it.
 const GLIBC: (u32, u32) = (2, 34);
 const COPY: &str =
@@ -89,15 +93,35 @@ fn compare(container: &Container) -> Result<usize> {
         count += stock.defined.len();
         let missing: Vec<_> = stock.defined.difference(&ours.defined).collect();
         ensure!(missing.is_empty(), "our {library} lacks {missing:?}");
-        let least = ours.glibc.last().copied().context("it needs no C library")?;
+    }
+    c_library(container.libraries())?;
+    Ok(count)
+}
+
+/// Whether the libraries of a folder are ours, all of them, and need no newer C library than is
+/// said.
+fn c_library(libraries: &Path) -> Result<()> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(libraries)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        // libibverbs.so.1 is a link to libibverbs.so.1.14.56.1.
+        let known = OURS.iter().any(|ours| name == *ours || name.starts_with(&format!("{ours}.")));
+        ensure!(known, "{name} is no library that we know of");
+        names.insert(name);
+    }
+    for library in OURS {
+        ensure!(names.contains(library), "there is no {library}");
+        let least = read(&libraries.join(library))?.glibc.last().copied();
+        let least = least.with_context(|| format!("{library} needs no C library"))?;
         ensure!(least <= GLIBC, "our {library} needs glibc {least:?}, not {GLIBC:?} as we say");
     }
-    Ok(count)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm::rundir::RunDir;
 
     #[test]
     fn versions_of_the_c_library_are_numbers() {
@@ -106,6 +130,40 @@ mod tests {
         assert_eq!(glibc("GLIBC_PRIVATE"), None);
         assert_eq!(glibc("IBVERBS_1.1"), None);
         assert!(GLIBC > (2, 4), "numbers are compared, not text");
+    }
+
+    /// A library that a compiler has made of this.
+    fn make(dir: &Path, name: &str, source: &str) {
+        let text = dir.join("source.c");
+        fs::write(&text, source).unwrap();
+        let mut cc = std::process::Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o"]).arg(dir.join(name)).arg(&text);
+        assert!(cc.status().unwrap().success());
+        fs::remove_file(text).unwrap();
+    }
+
+    #[test]
+    fn each_library_counts_and_none_is_unknown() {
+        let run = RunDir::new().unwrap();
+        let dir = run.path().join("lib");
+        fs::create_dir(&dir).unwrap();
+        let why = || format!("{:#}", c_library(&dir).unwrap_err());
+        assert!(why().contains("no libibverbs.so.1"), "{}", why());
+        // fstat() came with glibc 2.33 (its NEWS), printf() with the first.
+        let old = "#include <stdio.h>\nint f(void) { return printf(\"%d\", getchar()); }";
+        let newer = "#include <sys/stat.h>\nint f(void) { struct stat s; return fstat(0, &s); }";
+        let newest = "#define _GNU_SOURCE\n#include <sys/epoll.h>\n\
+                      int f(void) { return epoll_pwait2(0, 0, 0, 0, 0); }";
+        for name in OURS {
+            make(&dir, name, old);
+        }
+        c_library(&dir).unwrap();
+        // One of those that are preloaded.
+        make(&dir, OURS[3], newest);
+        assert!(why().contains("needs glibc (2, 35)"), "{}", why());
+        make(&dir, OURS[3], newer);
+        make(&dir, "libother.so", old);
+        assert!(why().contains("libother.so"), "{}", why());
     }
 
     #[test]
