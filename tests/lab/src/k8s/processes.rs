@@ -31,6 +31,21 @@ const REFUSED: u32 = 10;
 /// Where the agent has the libraries from, unless its configuration says otherwise.
 const LIBRARIES: &str = "/usr/lib/vhost-rdma";
 
+/// What UCX and NCCL read beside a device, each on a line, and the node that UCX opens: where the
+/// node has none of a kernel's driver, those that the agent brings
+/// (vhost-rdma/process/files/files.c). Without them, and for a device that is not there, there is
+/// nothing: the pod has no more of the host's than any other.
+const LOOKED_FOR: &str = r#"
+at=/sys/class/infiniband/vhost_rdma0 node=/dev/infiniband/vhost_rdma0
+cat $at/ports/1/gid_attrs/types/0 $at/node_type $at/ports/1/link_layer $at/ports/1/state
+[ -c $node ] && : <> $node && echo node
+for file in $at/ports/1/gid_attrs/types/0 $at/node_type $node; do
+  env -u LD_PRELOAD test -e $file && { echo "$file is there without the library"; exit 1; }
+done
+! cat $at/ports/2/gid_attrs/types/0 /dev/infiniband/other 2> /dev/null
+"#;
+const FOUND: &str = "RoCE v2\n1: CA\nEthernet\n4: ACTIVE\nnode\n";
+
 /// Debian's packages and what they need, and nothing else.
 pub(crate) fn root(cache: &Cache) -> Result<PathBuf> {
     let archive = Archive::open(cache, &[SUITE])?;
@@ -156,6 +171,8 @@ pub(crate) fn pods(bench: &mut Bench<'_>) -> Result<()> {
     bench.restricted(&a)?;
     let devices = bench.in_pod(&a, "ibv_devinfo")?;
     ensure!(devices.contains("vhost_rdma0") && devices.contains("PORT_ACTIVE"), "{devices}");
+    let found = bench.in_pod(&a, LOOKED_FOR).context("what programs look for beside a device")?;
+    ensure!(found == FOUND, "beside a device programs find:\n{found}");
     let compared = || bench.between("ibv_rc_pingpong -c -g 0 -n 200", &a, &b).map(drop);
     let [at_a, at_b] = bench.grown(compared, [&a, &b])?;
     ensure!(at_a == at_b && at_a >= 2 * 200 * 4096, "the NICs moved {at_a} and {at_b} bytes");
