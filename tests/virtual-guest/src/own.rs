@@ -156,7 +156,8 @@ impl Fleeting {
         let there = libc::iovec { iov_base: self.0.address(offset).cast(), iov_len: ours.iov_len };
         let us = std::process::id() as libc::pid_t;
         // SAFETY: the first vector is a slice that the caller has, to be written where `call`
-        // writes it; the second is inside our mapping, and the kernel finds out whether it is there.
+        // writes it; the second is inside our mapping, and the kernel finds out whether it is
+        // there.
         let copied = unsafe { call(us, &raw const ours, 1, &raw const there, 1, 0) };
         match usize::try_from(copied) {
             Ok(copied) if copied == ours.iov_len => Ok(()),

@@ -3,8 +3,8 @@
 //!
 //! The daemon maps the same pages and writes to them at any time, as another CPU would. So nothing
 //! here ever makes a Rust reference to guest bytes: every access is an atomic load or store through
-//! a pointer that a bounds check produced. This module and `own` are the only ones of the crate that
-//! may use `unsafe`.
+//! a pointer that a bounds check produced. This module and `own` are the only ones of the crate
+//! that may use `unsafe`.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -193,7 +193,7 @@ impl Row {
     /// The heading of the table.
     pub fn heading() -> String {
         format!(
-            "{:<20} {:>10} {:>9} {:>8} {:>10} {:>9} {:>10} {:>9} {:>9} {:>8}  targets",
+            "{:<28} {:>10} {:>9} {:>8} {:>10} {:>9} {:>10} {:>9} {:>9} {:>8}  targets",
             "attack",
             "p99 us",
             "ref us",
@@ -222,8 +222,8 @@ impl Row {
             }
             (true, false) => "met".into(),
             (true, true) => format!(
-                "met, with {} s for p99 and none for turn, since the kernel may hold up one access; \
-                 {}_apart has all",
+                "met, with {} s for p99 and none for turn, since the kernel may hold up one \
+                 access; {}_apart has all",
                 target.blocked / 1e6,
                 self.name
             ),
@@ -236,11 +236,11 @@ impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if let Some(why) = &self.error {
             let first = why.lines().next().unwrap_or("");
-            return write!(f, "{:<20} did not run: {first}", self.name);
+            return write!(f, "{:<28} did not run: {first}", self.name);
         }
         write!(
             f,
-            "{:<20} {:>10.1} {:>9.1} {:>8.2} {:>10.0} {:>9.2} {:>10.0} {:>9} {:>9.0} {:>8}  {}",
+            "{:<28} {:>10.1} {:>9.1} {:>8.2} {:>10.0} {:>9.2} {:>10.0} {:>9} {:>9.0} {:>8}  {}",
             self.name,
             self.value,
             self.reference,
