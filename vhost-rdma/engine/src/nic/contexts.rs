@@ -256,12 +256,12 @@ impl Contexts {
         self.pages.get(at as usize).map(|page| page.doorbells.ring())
     }
 
-    /// Appends queues whose producer index moved: those of lively pages, and of some of the others.
-    /// How many pages were looked at.
+    /// Appends queues whose producer index moved: those of lively pages, and of some of the others,
+    /// of few if work of another NIC waits already (`brief`). How many pages were looked at.
     #[inline]
-    pub(crate) fn collect(&mut self, posts: &mut Vec<Post>) -> usize {
+    pub(crate) fn collect(&mut self, posts: &mut Vec<Post>, brief: bool) -> usize {
         let mut looked = 0;
-        let mut left = LOOKS.min(self.order.len());
+        let mut left = if brief { AT_ONCE } else { LOOKS }.min(self.order.len());
         loop {
             looked += self.collect_lively(posts);
             // Some of the others in any case, so that none is left out for ever; the rest only as

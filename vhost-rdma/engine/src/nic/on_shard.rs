@@ -38,8 +38,8 @@ pub trait OnShard: Send + fmt::Debug {
     /// What takes its time to end.
     fn take_deferred_drops(&mut self) -> Option<DeferredDrop>;
 
-    /// Looks at doorbells; true if anything was posted.
-    fn scan(&mut self, posts: &mut Vec<Post>) -> bool;
+    /// Looks at doorbells, where others' work waits (`brief`) at few; true if anything was posted.
+    fn scan(&mut self, posts: &mut Vec<Post>, brief: bool) -> bool;
 
     /// Begins the last look before nobody looks any more.
     fn begin_look(&mut self);
@@ -154,8 +154,8 @@ impl<P: Provider> OnShard for Nic<P> {
     }
 
     #[inline]
-    fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
-        Self::scan(self, posts)
+    fn scan(&mut self, posts: &mut Vec<Post>, brief: bool) -> bool {
+        Self::scan(self, posts, brief)
     }
 
     fn begin_look(&mut self) {

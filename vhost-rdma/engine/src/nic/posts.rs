@@ -7,14 +7,14 @@ use super::parts::{ReceiveSide, SendSide};
 use super::qp::State;
 
 impl<P: Provider> Nic<P> {
-    /// Looks at doorbell pages; true if anything was posted.
+    /// See [`super::on_shard::OnShard::scan`].
     #[inline]
-    pub(crate) fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
+    pub(crate) fn scan(&mut self, posts: &mut Vec<Post>, brief: bool) -> bool {
         if self.life != NicState::Ready {
             return false;
         }
         posts.clear();
-        let looked = self.contexts.collect(posts);
+        let looked = self.contexts.collect(posts, brief);
         self.meter.charge_each(cost::DOORBELL_PAGE, looked);
         self.take_posts(posts)
     }

@@ -42,12 +42,12 @@ impl AnyNic {
         }
     }
 
-    /// Looks at doorbells; true if anything was posted.
+    /// See [`OnShard::scan`].
     #[inline]
-    pub(super) fn scan(&mut self, posts: &mut Vec<Post>) -> bool {
+    pub(super) fn scan(&mut self, posts: &mut Vec<Post>, brief: bool) -> bool {
         match self {
-            Self::Own(nic) => nic.scan(posts),
-            Self::Provided(nic) => nic.scan(posts),
+            Self::Own(nic) => nic.scan(posts, brief),
+            Self::Provided(nic) => nic.scan(posts, brief),
         }
     }
 

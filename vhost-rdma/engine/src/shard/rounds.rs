@@ -103,7 +103,7 @@ impl Rounds {
         for place in (from..places).chain(0..from) {
             let Some((id, nic)) = slots.awake_at(place) else { continue };
             *serving = Some(id);
-            if nic.scan(posts) {
+            if nic.scan(posts, found) {
                 found = true;
                 slots.note_busy(id);
             }

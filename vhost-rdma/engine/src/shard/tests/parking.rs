@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::budgets::generous;
 use crate::memory::{AddressSpace, Ring};
-use crate::nic::budget::Clock;
+use crate::nic::budget::{Clock, cost};
 use crate::shard::testing::driver::{Guest, Lcg, Qp, World, init_attr, rtr_attr, rts_attr, wqe};
 use crate::shard::{Command, Look, Nanos, Shard};
 
@@ -362,4 +362,54 @@ fn many_that_are_quiet_are_parked_within_some_rounds() {
     }
     let asked = all.iter().filter(|guest| guest.asked_to_kick()).count();
     assert_eq!(asked, usize::from(MANY) - 4, "a few are visited in any case");
+}
+
+/// Those who are awake have their idle doorbell pages looked at in turn. Where somebody's work
+/// waits already, few of them.
+#[test]
+fn who_has_work_does_not_wait_for_looks_at_others_idle_pages() {
+    const CONTEXTS: usize = 100;
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
+    let request = write_to(&b);
+    // What a round is charged that finds a post, and one that finds none.
+    let mut rounds = |world: &mut World, a: &Guest| {
+        world.settle();
+        [true, false].map(|posts| {
+            if posts {
+                a.post_send(&mut qa, request, &[]);
+            }
+            let before = world.shard.charged();
+            world.shard.poll(world.now);
+            assert_eq!(a.statuses(&mut qa.cq).len(), usize::from(posts));
+            world.shard.charged() - before
+        })
+    };
+    let [busy, idle] = rounds(&mut world, &a);
+    contexts(&mut world, (&mut b, 2), CONTEXTS);
+    let [busy_beside, idle_beside] = rounds(&mut world, &a);
+    assert!(idle_beside - idle >= 8 * cost::DOORBELL_PAGE, "an idle round looks at many");
+    assert!(busy_beside - busy <= 4 * cost::DOORBELL_PAGE, "{busy} and {busy_beside}");
+}
+
+/// However much others have to do, each page has its turn.
+#[test]
+fn a_page_has_its_turn_beside_one_who_always_has_work() {
+    const CONTEXTS: usize = 100;
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
+    contexts(&mut world, (&mut b, 2), CONTEXTS);
+    // Its own page, which comes last, never rang.
+    b.become_kernel(&mut world);
+    let (_peer, mut late) = world.pair(&mut a, &mut b, qpt::RC);
+    world.settle();
+    b.post_send(&mut late, write_to(&a), &[]);
+    for _ in 0..=CONTEXTS / 4 {
+        a.post_send(&mut qa, write_to(&b), &[]);
+        world.shard.poll(world.now);
+        assert_eq!(a.statuses(&mut qa.cq), DONE);
+    }
+    assert_eq!(b.statuses(&mut late.cq), DONE);
 }
