@@ -14,9 +14,9 @@
 //!
 //! docs/SANDBOX.md has each of them, and what was tried.
 //!
-//! Not on the first: `open`, `socket`. On the last only: `connect`. On none: `execve`, `fork`,
-//! `ptrace`, `kill`, `io_uring`, `bpf`, `mount`, `unshare`, keys, and whatever the kernel gets
-//! next.
+//! Not on the first: `open`, `stat`, `socket`. On the last only: `connect`. On none: `execve`,
+//! `fork`, `ptrace`, `kill`, `io_uring`, `bpf`, `mount`, `unshare`, keys, and whatever the kernel
+//! gets next.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -75,11 +75,9 @@ const PLAIN: &[Call] = calls![
     SYS_close,
     SYS_fstat,
     SYS_fstatfs,
-    SYS_newfstatat,
-    SYS_statx,
     SYS_dup,
     SYS_dup3,
-    // What a descriptor is: /proc/self/fd. It opens nothing.
+    // Whether a VMM's descriptor is an eventfd: /proc/self/fd (`eventfd`). It opens nothing.
     SYS_readlinkat,
     SYS_eventfd2,
     SYS_epoll_create1,
@@ -108,8 +106,14 @@ const PLAIN: &[Call] = calls![
 
 /// What libibverbs calls beside them, where Landlock says which files there are: it opens devices,
 /// lists and reads what the kernel says of them, and sees a node of a device that goes.
+///
+/// Landlock has no say about what a file is (the warning at `access_fs`, linux/landlock.h), and no
+/// filter reads a path. So who has no files has none of these calls. `AT_EMPTY_PATH` is no help: it
+/// allows an empty path, and does not ask for one. By descriptor there is `fstat`.
 const DEVICES: &[Call] = calls![
     SYS_openat,
+    SYS_newfstatat,
+    SYS_statx,
     SYS_getdents64,
     SYS_faccessat,
     SYS_faccessat2,
@@ -122,7 +126,7 @@ const DEVICES: &[Call] = calls![
 ];
 /// The same, on machines that have them.
 #[cfg(target_arch = "x86_64")]
-const OLD_DEVICES: &[Call] = calls![SYS_open, SYS_access];
+const OLD_DEVICES: &[Call] = calls![SYS_open, SYS_access, SYS_stat, SYS_lstat];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_DEVICES: &[Call] = &[];
 
@@ -170,7 +174,7 @@ const GROUP: u64 = 0xff00;
 
 /// Calls that newer machines do without.
 #[cfg(target_arch = "x86_64")]
-const OLD: &[Call] = calls![SYS_poll, SYS_epoll_wait, SYS_readlink, SYS_stat, SYS_lstat];
+const OLD: &[Call] = calls![SYS_poll, SYS_epoll_wait, SYS_readlink];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: &[Call] = &[];
 

@@ -37,6 +37,21 @@ pub(super) fn within_does(case: &str, Before { place, listener, datagram }: &Bef
     match case {
         "read a file" => refused(File::open(place.join("file"))),
         "write a file" => refused(File::create(place.join("new"))),
+        "ask what a file is" => {
+            refused(std::fs::metadata(place.join("file")));
+            // Of no path: who may ask hears that (EFAULT).
+            let here = i64::from(libc::AT_FDCWD);
+            refused(call(libc::SYS_newfstatat, [here, 0, 0, 0]));
+            refused(call(libc::SYS_newfstatat, [here, 0, 0, libc::AT_EMPTY_PATH.into()]));
+            refused(call(libc::SYS_statx, [here, 0, 0, 0]));
+            refused(call(libc::SYS_faccessat, [here, 0, 0, 0]));
+            refused(call(libc::SYS_faccessat2, [here, 0, 0, 0]));
+            refused(call(libc::SYS_statfs, [0, 0, 0, 0]));
+            #[cfg(target_arch = "x86_64")]
+            for old in [libc::SYS_stat, libc::SYS_lstat, libc::SYS_access] {
+                refused(call(old, [0, 0, 0, 0]));
+            }
+        }
         "list a directory" => refused(std::fs::read_dir(place)),
         "remove a file" => refused(std::fs::remove_file(place.join("file"))),
         "read its own maps" => refused(File::open("/proc/self/maps")),
@@ -304,11 +319,12 @@ fn fault_of_a_worker(nic: Option<NicId>) -> Result<(), CallError> {
 }
 
 /// Cases that have a narrower one for who serves NICs on RNICs.
-pub(super) const OTHERWISE: [&str; 1] = ["watch"];
+pub(super) const OTHERWISE: [&str; 2] = ["watch", "ask what a file is"];
 /// Cases that have a narrower one, or none, for who serves what they share.
-pub(super) const SHARED_OTHERWISE: [&str; 7] = [
+pub(super) const SHARED_OTHERWISE: [&str; 8] = [
     "go on working",
     "watch",
+    "ask what a file is",
     "make another kind of socket",
     "send a datagram to somebody",
     "set what a socket is",
@@ -339,7 +355,7 @@ pub(super) const ON_RNICS: [&str; 4] = [
 ];
 
 /// Cases of all.
-pub(super) const CASES: [&str; 43] = [
+pub(super) const CASES: [&str; 44] = [
     "make another kind of socket",
     "send a datagram to somebody",
     "signal its supervisor by a descriptor",
@@ -353,6 +369,7 @@ pub(super) const CASES: [&str; 43] = [
     "memory shared by name",
     "read a file",
     "write a file",
+    "ask what a file is",
     "list a directory",
     "remove a file",
     "read its own maps",
