@@ -17,4 +17,4 @@ pub mod render;
 pub mod snapshot;
 pub mod tenancy;
 
-pub use snapshot::{Hosted, Snapshot, Standing};
+pub use snapshot::{DaemonNetwork, Snapshot, Standing};

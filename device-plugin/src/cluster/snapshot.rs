@@ -31,7 +31,7 @@ pub struct Standing {
     pub spec: RdmaNodeSpec,
     /// Networks that the daemon may have for it, by UID: also those that the specification no
     /// longer names, until they are gone from the daemon.
-    pub hosted: BTreeMap<String, Hosted>,
+    pub hosted: BTreeMap<String, DaemonNetwork>,
     /// Blocks that this node has made its own (`RdmaNode`): also those that the specification no
     /// longer names, until their last address has come back.
     #[serde(default)]
@@ -40,7 +40,7 @@ pub struct Standing {
 
 /// A network that the daemon may have.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Hosted {
+pub struct DaemonNetwork {
     /// Its name.
     pub name: String,
     /// Its virtual network identifier.
@@ -53,7 +53,7 @@ impl Standing {
     pub fn taking(&self, uid: &str, generation: i64, spec: &RdmaNodeSpec) -> Self {
         let mut hosted = self.hosted.clone();
         for network in &spec.networks {
-            let new = Hosted { name: network.name.clone(), vni: network.vni };
+            let new = DaemonNetwork { name: network.name.clone(), vni: network.vni };
             hosted.insert(network.uid.clone(), new);
         }
         // Another object of the name: nobody knows any more that the node held anything.
@@ -75,7 +75,7 @@ impl Standing {
     }
 
     /// Networks that are only hosted because they are not gone yet: UID and what they are.
-    pub fn leaving(&self) -> impl Iterator<Item = (&String, &Hosted)> {
+    pub fn leaving(&self) -> impl Iterator<Item = (&String, &DaemonNetwork)> {
         self.hosted.iter().filter(|(uid, _)| !self.spec.networks.iter().any(|n| n.uid == **uid))
     }
 }

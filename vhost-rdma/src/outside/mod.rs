@@ -22,9 +22,9 @@
 #![forbid(unsafe_code)]
 
 mod branch;
+mod message_quota;
 mod protocol;
 mod serve;
-mod share;
 
 pub use protocol::{Order, Said, Start, VERSION};
 pub use serve::serve;

@@ -16,8 +16,8 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::net::{Shutdown, shutdown};
 
 use super::branch::Branch;
+use super::message_quota::MessageQuota;
 use super::protocol::{Order, Said, Start, VERSION};
-use super::share::Share;
 use crate::aside::drop_aside;
 use crate::channel::{GiveIdentity, Opened, Pems};
 use crate::dataplane::{Outside, entries};
@@ -63,7 +63,7 @@ impl Rung {
 /// To the process of a network.
 struct Line {
     wire: Wire,
-    share: Share,
+    quota: MessageQuota,
     /// Never the same twice.
     serial: u64,
 }
@@ -280,7 +280,7 @@ impl Process {
             let added = added.inspect_err(|error| tracing::error!(%error, "it is not heard"));
             added.ok()?;
             self.serial += 1;
-            Some(Line { wire, share: Share::new(Instant::now()), serial: self.serial })
+            Some(Line { wire, quota: MessageQuota::new(Instant::now()), serial: self.serial })
         });
     }
 
@@ -308,7 +308,7 @@ impl Process {
                 if let Some(host) = seat.branch.take(told) {
                     line.tell(&host);
                 }
-                if let Some(until) = line.share.take(Instant::now()) {
+                if let Some(until) = line.quota.take(Instant::now()) {
                     listen(&self.epoll, &line.wire, number, epoll::EventFlags::empty());
                     self.resting.insert(number, until);
                 }

@@ -61,16 +61,17 @@ impl Drop for ChannelPlace {
     }
 }
 
-/// What the device is to a driver from its INIT on.
+/// The status page, from INIT on.
 #[derive(Debug)]
-struct Life {
-    status: File,
+struct StatusPage {
+    file: File,
+    /// What `ALIVE` is in it.
     alive: u32,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    life: Option<Life>,
+    status_page: Option<StatusPage>,
     /// By window.
     sessions: BTreeMap<u64, Visitor>,
     /// The window that was given last.
@@ -182,8 +183,8 @@ impl House {
     /// The status page's file, and what `ALIVE` is in it.
     pub(super) fn status(&self) -> Option<(File, u32)> {
         let state = self.state();
-        let life = state.life.as_ref()?;
-        Some((life.status.try_clone().ok()?, life.alive))
+        let page = state.status_page.as_ref()?;
+        Some((page.file.try_clone().ok()?, page.alive))
     }
 
     /// Entries of the table of addresses.
@@ -338,7 +339,7 @@ impl House {
             }
             Err(error) => return Err(io::Error::other(error)),
         }
-        state.life = Some(Life { status, alive });
+        state.status_page = Some(StatusPage { file: status, alive });
         Ok(())
     }
 

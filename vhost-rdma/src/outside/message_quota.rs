@@ -11,12 +11,12 @@ const MESSAGES: u32 = 400;
 
 /// What one has said.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct MessageQuota {
     since: Instant,
     count: u32,
 }
 
-impl Share {
+impl MessageQuota {
     pub(super) const fn new(now: Instant) -> Self {
         Self { since: now, count: 0 }
     }
@@ -38,11 +38,11 @@ mod tests {
     #[test]
     fn who_says_too_much_waits_for_the_next_window() {
         let now = Instant::now();
-        let mut share = Share::new(now);
+        let mut quota = MessageQuota::new(now);
         for _ in 1..MESSAGES {
-            assert_eq!(share.take(now), None);
+            assert_eq!(quota.take(now), None);
         }
-        assert_eq!(share.take(now), Some(now + WINDOW));
-        assert_eq!(share.take(now + WINDOW), None, "it begins anew");
+        assert_eq!(quota.take(now), Some(now + WINDOW));
+        assert_eq!(quota.take(now + WINDOW), None, "it begins anew");
     }
 }
