@@ -20,10 +20,14 @@ use virtio_rdma_abi::{self as abi, attr_mask as m, opcode, qps, qpt, send_flags}
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// Bytes of each guest's memory.
-const RAM: u64 = 96 << 20;
-/// Where its data lie: a window in one piece.
-const DATA: u64 = 64 << 20;
+/// Where a guest's data lie, behind its rings: a window in one piece.
+const DATA: u64 = 320 << 20;
+/// Bytes of each guest's memory; what is not used takes none of the host's.
+const RAM: u64 = DATA + WINDOW;
+/// The first doorbell page; others follow, as many as queue pairs need.
+const DOORBELLS: u64 = 0x1000;
+/// Where rings begin.
+const RINGS: u64 = 0x10_0000;
 /// Bytes of the window.
 const WINDOW: u64 = 4 << 20;
 /// One signaled work request in so many.
@@ -58,6 +62,22 @@ struct Args {
     /// Bytes on either side that messages take turns in, at least one message
     #[arg(long, default_value_t = WINDOW)]
     window: u64,
+    /// One request is under way at a time, and each is signaled
+    #[arg(long)]
+    one_by_one: bool,
+    /// Contexts of either guest; all but one are idle
+    #[arg(long, default_value_t = 1)]
+    contexts: u32,
+    /// Guests beside these that are idle
+    #[arg(long, default_value_t = 0)]
+    idle: u32,
+}
+
+impl Args {
+    /// One of so many requests is signaled.
+    const fn batch(&self) -> u32 {
+        if self.one_by_one { 1 } else { BATCH }
+    }
 }
 
 /// Numbers that repeat.
@@ -96,6 +116,8 @@ struct Guest {
     ram: Ring,
     whole: Arc<Translation>,
     next: u64,
+    /// Its last doorbell page.
+    doorbells: u64,
     ctx: u32,
     pd: u32,
     /// Bytes of each of its regions.
@@ -124,9 +146,10 @@ fn execute(shard: &mut Shard, nic: NicId, ctx: u32, command: Command) -> anyhow:
 }
 
 impl Guest {
-    fn new(shard: &mut Shard, host: u8, regions: u32) -> anyhow::Result<Self> {
+    fn new(shard: &mut Shard, host: u16, regions: u32) -> anyhow::Result<Self> {
+        let [high, low] = host.to_be_bytes();
         let limits = Limits {
-            max_contexts: 8,
+            max_contexts: 1024,
             max_pds: 8,
             max_mrs: 1 << 20,
             max_mr_bytes: u64::MAX,
@@ -138,7 +161,7 @@ impl Guest {
         let settings = NicSettings {
             number: 0,
             vni: 1,
-            mac: [2, 0, 0, 0, 0, host],
+            mac: [2, 0, 0, 0, high, low],
             gids: Vec::new(),
             comp_vectors: 1,
             kick_queues: 1,
@@ -148,9 +171,9 @@ impl Guest {
         let space = AddressSpace::anonymous(&[(0, usize::try_from(RAM)?)])?;
         let map = Arc::new(whole(&space, 0, RAM)?);
         let mut gid = [0; 16];
-        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, host]);
+        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, high, low]);
         let page = |at| Ring::page(&space, at).map_err(|fault| anyhow::anyhow!("{fault:?}"));
-        let (status_page, db_page) = (page(0)?, page(0x1000)?);
+        let (status_page, db_page) = (page(0)?, page(DOORBELLS)?);
         let init = Command::Init { space: space.clone(), status_page };
         execute(shard, nic, 0, init)?;
         let Reply::Context(made) = execute(shard, nic, 0, Command::ContextCreate { db_page })?
@@ -163,10 +186,6 @@ impl Guest {
             anyhow::bail!("no domain")
         };
         let ram = Ring::new(Arc::clone(&map));
-        // A page that nobody wrote is one page of zeros under many addresses, which is slower.
-        for at in (DATA..DATA + WINDOW).step_by(4096) {
-            ram.store_u8(at, host);
-        }
         // What all of them together have is limited.
         let bytes = if regions == 1 { WINDOW } else { 4096 };
         let mut guest = Self {
@@ -175,7 +194,8 @@ impl Guest {
             space,
             ram,
             whole: map,
-            next: 0x10000,
+            next: RINGS,
+            doorbells: DOORBELLS,
             ctx,
             pd,
             bytes,
@@ -185,6 +205,14 @@ impl Guest {
             guest.register(shard)?;
         }
         Ok(guest)
+    }
+
+    /// Writes to each page of the window: one that nobody wrote is a page of zeros under many
+    /// addresses, which is slower.
+    fn touch(&self) {
+        for at in (DATA..DATA + WINDOW).step_by(4096) {
+            self.ram.store_u8(at, 1);
+        }
     }
 
     /// Registers the window once more; addresses are the guest's own.
@@ -226,6 +254,24 @@ impl Guest {
             Reply::Object(cqn) => Ok((cqn, ring)),
             _ => anyhow::bail!("no completion queue"),
         }
+    }
+
+    /// A page for doorbells, behind the others.
+    fn doorbells(&mut self) -> anyhow::Result<Ring> {
+        self.doorbells += 4096;
+        anyhow::ensure!(self.doorbells < RINGS, "no room for so many doorbells");
+        Ring::page(&self.space, self.doorbells).map_err(|fault| anyhow::anyhow!("{fault:?}"))
+    }
+
+    fn add_doorbells(&mut self, shard: &mut Shard) -> anyhow::Result<()> {
+        let db_page = self.doorbells()?;
+        execute(shard, self.nic, self.ctx, Command::DbPageAdd { db_page }).map(drop)
+    }
+
+    /// A context in which nothing happens.
+    fn add_context(&mut self, shard: &mut Shard) -> anyhow::Result<()> {
+        let db_page = self.doorbells()?;
+        execute(shard, self.nic, 0, Command::ContextCreate { db_page }).map(drop)
     }
 
     /// A queue pair: its number, its queue to send from, its queue to receive into.
@@ -307,9 +353,10 @@ impl Guest {
 
     fn post(&self, queue: &mut Queue, count: u32) {
         queue.posted = queue.posted.wrapping_add(count);
+        let page = DOORBELLS + u64::from(queue.doorbell >> abi::db::PAGE_SHIFT) * 4096;
         let slot = u64::from(queue.doorbell & 0xffff);
-        self.ram.store_u32(0x1000 + abi::db::INDEX as u64 + 4 * slot, queue.posted);
-        self.ram.store_u8(0x1000 + slot / 64, 1);
+        self.ram.store_u32(page + abi::db::INDEX as u64 + 4 * slot, queue.posted);
+        self.ram.store_u8(page + slot / 64, 1);
     }
 }
 
@@ -334,7 +381,7 @@ fn fill(args: &Args, ends: (&Guest, &Guest), queues: (&Queue, &Queue), first: u3
             length: U32::new(args.size),
             lkey: U32::new(key),
         };
-        let signaled = if i % BATCH == BATCH - 1 { send_flags::SIGNALED } else { 0 };
+        let signaled = if i % args.batch() == args.batch() - 1 { send_flags::SIGNALED } else { 0 };
         let wqe = abi::SqWqe {
             wr_id: U64::new(i.into()),
             opcode: match args.verb {
@@ -363,7 +410,7 @@ fn processor() -> anyhow::Result<f64> {
     Ok(nanos as f64 / 1e9)
 }
 
-/// Rounds until nothing is left to do.
+/// Rounds until one finds nothing to do.
 #[inline(never)]
 fn measured(shard: &mut Shard, now: &mut u64) {
     while shard.poll(*now) {
@@ -371,14 +418,39 @@ fn measured(shard: &mut Shard, now: &mut u64) {
     }
 }
 
+/// Rounds until a NIC has this many completions. Of many doorbell pages a round looks at some, so
+/// one that finds nothing is not the end.
+fn complete(shard: &mut Shard, now: &mut u64, (nic, count): (NicId, u32)) -> anyhow::Result<()> {
+    for _ in 0..64 {
+        measured(shard, now);
+        *now += 1000;
+        let status = shard.status(nic).context("the NIC is gone")?;
+        if status.counters.completions >= u64::from(count) {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("completions stopped before {count}")
+}
+
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let mut shard = Shard::new(Box::new(Lcg(7)));
     let mut a = Guest::new(&mut shard, 1, args.regions)?;
     let mut b = Guest::new(&mut shard, 2, args.regions)?;
+    for guest in [&mut a, &mut b] {
+        guest.touch();
+        (1..args.contexts).try_for_each(|_| guest.add_context(&mut shard))?;
+    }
+    let others = (0..args.idle).map(|n| Guest::new(&mut shard, u16::try_from(n + 3)?, 1));
+    let _idle: Vec<Guest> = others.collect::<anyhow::Result<_>>()?;
     let ((cqn, cq), (rcqn, rcq)) = (a.cq(&mut shard, 1024)?, b.cq(&mut shard, 16384)?);
     let mut pairs = Vec::new();
     for n in 0..args.qps {
+        // Two doorbells each; the first page is there.
+        if n % (abi::db::SLOTS / 2) == 0 && n > 0 {
+            a.add_doorbells(&mut shard)?;
+            b.add_doorbells(&mut shard)?;
+        }
         let [send, _] = a.qp(&mut shard, cqn, args.entries)?;
         let [_, receive] = b.qp(&mut shard, rcqn, args.entries)?;
         a.connect(&mut shard, send.number, (receive.number, b.gid))?;
@@ -387,33 +459,44 @@ fn main() -> anyhow::Result<()> {
         pairs.push((send, receive));
     }
     let (mut done, mut now, before) = (0, 1, processor()?);
-    let consumed = |cq: &Ring, entries: u64, index: u32| {
-        cq.store_u32(control_offset(entries * 64) + abi::ctrl::CONSUMER as u64, index);
+    let (batch, burst) = (args.batch(), if args.one_by_one { 1 } else { args.entries });
+    let most = if args.one_by_one { 1 } else { 16 * 1024 };
+    let mut settle = |done: u32| {
+        for guest in [&a, &b] {
+            if guest.ram.load_u32(abi::status_page::NEED_KICK as u64) != 0 {
+                shard.kicked(guest.nic);
+            }
+        }
+        complete(&mut shard, &mut now, (a.nic, done / batch))?;
+        let consumed = |cq: &Ring, entries: u64, index: u32| {
+            cq.store_u32(control_offset(entries * 64) + abi::ctrl::CONSUMER as u64, index);
+        };
+        consumed(&cq, 1024, done / batch);
+        consumed(&rcq, 16384, if args.verb == Verb::Send { done } else { 0 });
+        anyhow::Ok(())
     };
     while done < args.requests {
         let mut posted = 0;
-        for (send, receive) in pairs.iter_mut() {
+        for (send, receive) in &mut pairs {
             if args.verb == Verb::Send {
-                b.post(receive, args.entries);
+                b.post(receive, burst);
             }
-            a.post(send, args.entries);
-            posted += args.entries;
-            if posted >= 16 * 1024 || posted / BATCH >= 512 {
-                measured(&mut shard, &mut now);
+            a.post(send, burst);
+            posted += burst;
+            if posted >= most {
                 done += std::mem::take(&mut posted);
-                consumed(&cq, 1024, done / BATCH);
-                consumed(&rcq, 16384, if args.verb == Verb::Send { done } else { 0 });
+                settle(done)?;
             }
         }
-        measured(&mut shard, &mut now);
-        done += posted;
-        consumed(&cq, 1024, done / BATCH);
-        consumed(&rcq, 16384, if args.verb == Verb::Send { done } else { 0 });
+        if posted > 0 {
+            done += posted;
+            settle(done)?;
+        }
     }
     let took = processor()? - before;
     let status = shard.status(a.nic).context("the NIC is gone")?;
     let completed = status.counters.completions;
-    anyhow::ensure!(completed == u64::from(done / BATCH), "{completed} completions of {done}");
+    anyhow::ensure!(completed == u64::from(done / batch), "{completed} completions of {done}");
     anyhow::ensure!(status.counters.completion_errors == 0, "some failed");
     println!("{:.1} ns/request", took / f64::from(done) * 1e9);
     let _kept = (a.whole, b.whole);

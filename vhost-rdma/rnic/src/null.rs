@@ -197,13 +197,17 @@ impl Null {
         self.mws.contains(mw.0 as usize) && mr.is_none_or(is_there)
     }
 
-    fn destinations(&self, wr: &SendWr, dest_qpn: u32) -> Vec<u32> {
-        let Subject::Ah(ah) = wr.subject else { return vec![dest_qpn] };
+    /// Gives a message to the QPs that it is for.
+    fn deliver_to_all(&mut self, wr: &SendWr, dest_qpn: u32, byte_len: u32) {
+        let Subject::Ah(ah) = wr.subject else { return self.deliver(wr, dest_qpn, byte_len) };
         let group = self.ahs.get(ah.0 as usize).map(|ah| &ah.destination);
         let group = group.filter(|gid| is_multicast(gid));
-        let Some(group) = group else { return vec![wr.rkey] };
+        let Some(group) = group else { return self.deliver(wr, wr.rkey, byte_len) };
         let members = self.groups.get(group).into_iter().flatten();
-        members.filter_map(|qp| self.qps.get(qp.0 as usize)).map(|qp| qp.qpn).collect()
+        let members = members.filter_map(|qp| self.qps.get(qp.0 as usize)).map(|qp| qp.qpn);
+        for member in members.collect::<Vec<_>>() {
+            self.deliver(wr, member, byte_len);
+        }
     }
 
     /// Uses up the oldest receive of the QP that a message is for.
@@ -441,9 +445,7 @@ impl HostVerbs for Null {
                 _ => wc_status::WR_FLUSH_ERR,
             };
             if status == wc_status::SUCCESS {
-                for dest in self.destinations(wr, dest_qpn) {
-                    self.deliver(wr, dest, len);
-                }
+                self.deliver_to_all(wr, dest_qpn, len);
             }
             if status != wc_status::SUCCESS || wr.flags & send_flags::SIGNALED != 0 {
                 let done = HostWc { wr_id: wr.wr_id, status, qpn, ..HostWc::default() };
@@ -483,7 +485,11 @@ impl HostVerbs for Null {
             return Err(HostError(libc::EIO));
         }
         let count = self.done.len().min(POLL);
-        into.extend(self.done.drain(..count));
+        let (front, back) = self.done.as_slices();
+        let of_front = count.min(front.len());
+        into.extend_from_slice(&front[..of_front]);
+        into.extend_from_slice(&back[..count - of_front]);
+        self.done.drain(..count);
         Ok(!self.done.is_empty())
     }
 
