@@ -275,9 +275,9 @@ impl Registry {
     /// million NICs later they come back.
     fn number(&self, former: Option<u32>) -> u32 {
         let taken = |number: u32| self.nics.values().any(|nic| nic.number == number);
-        let new = self.last_number.saturating_add(1)..=u32::MAX;
-        let mut all =
-            former.into_iter().filter(|&former| former != 0).chain(new).chain(1..=u32::MAX);
+        let former = former.filter(|&former| former != 0);
+        let new = self.last_number.checked_add(1).map(|first| first..=u32::MAX);
+        let mut all = former.into_iter().chain(new.into_iter().flatten()).chain(1..=u32::MAX);
         all.find(|&number| !taken(number)).unwrap_or_default()
     }
 

@@ -164,7 +164,7 @@ mod tests {
             assert_eq!(walk(&heads, &mut table), left, "without {number}");
         }
         // One that is in no list takes nobody along.
-        let stray = table.insert(Thing::default()) as u32;
+        let stray = u32::try_from(table.insert(Thing::default())).unwrap();
         heads.leave(&mut table, stray);
         assert_eq!(walk(&heads, &mut table), [5, 4, 2, 1]);
         [5, 2, 1, 4].into_iter().for_each(|number| heads.leave(&mut table, number));
