@@ -4,6 +4,10 @@
 //! All of it is made here from plain data, so that the answer to `Allocate`, the CDI specification
 //! and the NIC's own JSON file cannot say different things.
 
+mod cdi;
+mod document;
+mod options;
+
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
@@ -13,6 +17,10 @@ use vhost_rdma_proto::v1;
 use crate::pool::{Device, Pool};
 use crate::v1beta1;
 
+pub use cdi::{CDI_CLASS, cdi_file, cdi_name, cdi_spec};
+pub use document::nic_document;
+use options::Options;
+
 /// Where containers find the directory of a NIC: `<this>/<ID>`.
 pub const CONTAINER_DIR: &str = "/run/vhost-rdma";
 /// The longest path of a unix socket: `sun_path` has 108 bytes and the last is the terminating zero
@@ -20,15 +28,6 @@ pub const CONTAINER_DIR: &str = "/run/vhost-rdma";
 pub const SOCKET_PATH_MAX: usize = 107;
 /// The NIC's description in its directory.
 pub const NIC_FILE: &str = "nic.json";
-/// The class of our CDI devices; the vendor is the resource domain.
-pub const CDI_CLASS: &str = "nic";
-/// The version of the CDI specification that has all we use; old runtimes refuse newer ones.
-const CDI_VERSION: &str = "0.3.0";
-/// The first that lets a device's name begin with a digit, as a PCI address does; under an older
-/// version the whole file is invalid.
-const CDI_VERSION_DIGIT: &str = "0.5.0";
-/// Stands for the VM's memory size in option templates.
-const SIZE: &str = "{size}";
 
 /// One ID of a container, ready to be handed over.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -211,95 +210,6 @@ pub fn hardware(pool: &Pool, device: &Device) -> Gift {
     Gift { id: device.id.clone(), env, devices, ..Gift::default() }
 }
 
-struct Options {
-    qemu: Vec<String>,
-    qemu_memory: Vec<String>,
-    cloud_hypervisor: Vec<String>,
-    cloud_hypervisor_memory: Vec<String>,
-}
-
-impl Options {
-    fn new(pool: &Pool, id: &str, nic: &v1::Nic, tap: &str) -> Result<Self, BadGift> {
-        let seen = vhost_rdma_vmm::Nic {
-            name: id.to_owned(),
-            mac: nic.mac.clone(),
-            socket: container_socket(id),
-            virtio_id: nic.virtio_id,
-            comp_vectors: nic.comp_vectors,
-            num_queues: nic.num_queues,
-        };
-        let companion = pool.config.companion.bridge.is_some();
-        // Makes the options' ids differ between the NICs of one VM, whatever pools they are from.
-        let index = crc32fast::hash(id.as_bytes());
-        let netdev = Some(if companion { format!("tap:{tap}") } else { "none".to_owned() });
-        let qemu = |memory: Option<&str>| {
-            let args = vhost_rdma_vmm::QemuArgs {
-                netdev: netdev.clone(),
-                memory: memory.map(str::to_owned),
-                index,
-                ..vhost_rdma_vmm::QemuArgs::default()
-            };
-            vhost_rdma_vmm::qemu(&seen, &args).map_err(|error| BadGift(error.to_string()))
-        };
-        let cloud = |memory: Option<&str>| {
-            let args = vhost_rdma_vmm::CloudHypervisorArgs {
-                tap: Some(tap.to_owned()),
-                memory: memory.map(str::to_owned),
-                ..vhost_rdma_vmm::CloudHypervisorArgs::default()
-            };
-            vhost_rdma_vmm::cloud_hypervisor(&seen, &args)
-                .map_err(|error| BadGift(error.to_string()))
-        };
-        let mut cloud_hypervisor = cloud(None)?;
-        if !companion && let Some(net) = cloud_hypervisor.iter().position(|word| word == "--net") {
-            cloud_hypervisor.drain(net..=net + 1);
-        }
-        Ok(Self {
-            qemu_memory: memory_part(&qemu(Some("1G"))?, &qemu(None)?),
-            qemu: qemu(None)?,
-            cloud_hypervisor_memory: memory_part(&cloud(Some("1G"))?, &cloud(None)?),
-            cloud_hypervisor,
-        })
-    }
-}
-
-/// The words that come first only when the memory is named, with its size left open.
-fn memory_part(with: &[String], without: &[String]) -> Vec<String> {
-    let count = with.len().saturating_sub(without.len());
-    with.iter().take(count).map(|word| word.replace("1G", SIZE)).collect()
-}
-
-/// The NIC's JSON file.
-///
-/// # Errors
-/// As [`vhost_user`].
-pub fn nic_document(pool: &Pool, id: &str, nic: &v1::Nic, tap: &str) -> Result<Value, BadGift> {
-    let options = Options::new(pool, id, nic, tap)?;
-    let tap = pool.config.companion.bridge.is_some().then_some(tap);
-    Ok(json!({
-        "version": 1,
-        "id": id,
-        "pool": pool.name(),
-        "resource": pool.resource,
-        "kind": pool.config.kind,
-        "nic": nic.name,
-        "network": nic.network,
-        "vni": nic.vni,
-        "mac": nic.mac,
-        "addresses": nic.addresses,
-        "mtu": pool.config.mtu,
-        "dir": container_dir(id),
-        "socket": container_socket(id),
-        "virtio": { "comp_vectors": nic.comp_vectors, "num_queues": nic.num_queues },
-        "tap": tap,
-        "qemu": { "memory": options.qemu_memory, "args": options.qemu },
-        "cloud_hypervisor": {
-            "memory": options.cloud_hypervisor_memory,
-            "args": options.cloud_hypervisor,
-        },
-    }))
-}
-
 /// The device information of an ID (device-info-spec 1.1.0 §3). There is no type for an emulated
 /// RDMA device; `vhost-user` in mode `client` says what matters: the host makes the socket and the
 /// container connects.
@@ -333,44 +243,6 @@ pub fn device_info(pool: &Pool, device: &Device) -> Option<Value> {
 #[must_use]
 pub fn device_info_name(pool: &Pool, id: &str) -> String {
     format!("{}-{id}-device.json", pool.resource.replace('/', "-"))
-}
-
-/// The CDI name of an ID.
-#[must_use]
-pub fn cdi_name(prefix: &str, id: &str) -> String {
-    format!("{prefix}/{CDI_CLASS}={id}")
-}
-
-/// The file name of an ID's CDI specification.
-#[must_use]
-pub fn cdi_file(prefix: &str, id: &str) -> String {
-    format!("{prefix}-{CDI_CLASS}_{id}.json")
-}
-
-/// The CDI specification of an ID.
-#[must_use]
-pub fn cdi_spec(prefix: &str, gift: &Gift) -> Value {
-    let mount = |(host, container): &(String, String), options: &[&str]| {
-        json!({
-            "hostPath": host, "containerPath": container, "options": options
-        })
-    };
-    let plain = |pair| mount(pair, &["ro", "nosuid", "nodev", "noexec", "bind"]);
-    let libraries =
-        gift.libraries.iter().map(|pair| mount(pair, &["ro", "nosuid", "nodev", "bind"]));
-    let mounts: Vec<Value> = gift.mounts.iter().map(plain).chain(libraries).collect();
-    let nodes: Vec<Value> =
-        gift.devices.iter().map(|path| json!({ "path": path, "permissions": "rw" })).collect();
-    let digit = gift.id.starts_with(|first: char| first.is_ascii_digit());
-    json!({
-        "cdiVersion": if digit { CDI_VERSION_DIGIT } else { CDI_VERSION },
-        "kind": format!("{prefix}/{CDI_CLASS}"),
-        "devices": [{
-            "name": gift.id,
-            "containerEdits": { "mounts": mounts, "deviceNodes": nodes },
-        }],
-        "containerEdits": {},
-    })
 }
 
 /// The answer for one container. Environment is always told to the kubelet: the number of a NIC in
@@ -443,28 +315,27 @@ fn environment(pool: &Pool, gifts: &[Gift]) -> HashMap<String, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::Path;
 
     use serde_json::json;
     use vhost_rdma_proto::v1;
 
     use super::{
-        Gift, answer, cdi_name, cdi_spec, device_info, device_info_name, nic_document, process,
-        tap_name, vhost_user,
+        answer, cdi_name, cdi_spec, device_info, device_info_name, process, tap_name, vhost_user,
     };
     use crate::config::Config;
     use crate::host::{Function, Inventory, Parent};
     use crate::pool::{Pool, Pools};
 
-    fn pool(more: &str) -> Pool {
+    pub(in crate::grant) fn pool(more: &str) -> Pool {
         let text = format!("[[pools]]\nname='blue-1'\nkind='vhost-user'\ncount=2\n{more}");
         Pools::build(&Config::parse(&text, Path::new("f")).unwrap(), &Inventory::default())
             .pools
             .remove(0)
     }
 
-    fn nic() -> v1::Nic {
+    pub(in crate::grant) fn nic() -> v1::Nic {
         v1::Nic {
             name: "k8s.blue-1-0".to_owned(),
             network: "blue".to_owned(),
@@ -568,46 +439,6 @@ mod tests {
         assert_eq!(mount["hostPath"], gift.mounts[0].0.as_str());
         assert_eq!(mount["containerPath"], gift.mounts[0].1.as_str());
         assert!(mount["options"].as_array().unwrap().contains(&json!("ro")));
-    }
-
-    #[test]
-    fn a_cdi_name_that_begins_with_a_digit_has_a_version_that_allows_it() {
-        let version = |id: &str| {
-            let gift = Gift { id: id.to_owned(), ..Gift::default() };
-            cdi_spec("vhost-rdma.io", &gift)["cdiVersion"].clone()
-        };
-        assert_eq!(version("some-rxe0-0"), "0.3.0");
-        assert_eq!(version("0000:41:10.4"), "0.5.0");
-    }
-
-    #[test]
-    fn the_document_has_whole_option_lists() {
-        let document = nic_document(&pool(""), "blue-1-0", &nic(), "net1").unwrap();
-        let words = |value: &serde_json::Value| {
-            value
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|word| word.as_str().unwrap().to_owned())
-                .collect::<Vec<_>>()
-        };
-        let memory = words(&document["qemu"]["memory"]).join(" ");
-        assert_eq!(
-            memory,
-            "-machine q35,memory-backend=mem -m {size} \
-             -object memory-backend-memfd,id=mem,size={size},share=on"
-        );
-        assert_eq!(
-            words(&document["cloud_hypervisor"]["memory"]),
-            ["--memory", "size={size},shared=on"]
-        );
-        // No companion: nothing that needs a tap.
-        assert!(!words(&document["cloud_hypervisor"]["args"]).contains(&"--net".to_owned()));
-        assert!(!words(&document["qemu"]["args"]).join(" ").contains("tap"));
-        let with =
-            nic_document(&pool("companion={bridge='b'}"), "blue-1-0", &nic(), "net1").unwrap();
-        assert!(words(&with["qemu"]["args"]).join(" ").contains("ifname=net1,"));
-        assert_eq!(with["tap"], "net1");
     }
 
     #[test]

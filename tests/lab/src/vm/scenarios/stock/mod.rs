@@ -13,9 +13,10 @@
 //! - `RELEASE: cargo xtask demo: ROW`: with `--xtask`, and then alone: the README's command, typed
 //!   in the VM; see `readme`
 //!
-//! A VM is the host here. Programs are built outside, since an emulated compiler would take hours;
-//! for the same reason the cluster is not started inside. The machine that runs the lab chooses the
-//! version of cgroups there: `tests/lab/src/k8s/cgroups.rs` takes both.
+//! A VM is the host here. Programs are built outside, since an emulated compiler would take hours.
+//! A cluster of one node is started inside with `--xtask 'k8s test --brief'`, and only then.
+//! Elsewhere it runs on the machine of the lab, which chooses the version of cgroups:
+//! `tests/lab/src/k8s/cgroups.rs` takes both.
 
 mod beside;
 mod nested;
