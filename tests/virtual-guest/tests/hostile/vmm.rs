@@ -19,7 +19,7 @@ use virtual_guest::spec;
 use virtual_guest::world::{Node, Vacancy};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::scene::{Noise, SOON, Scene, case};
+use crate::scene::{BLOCKED, Noise, SOON, Scene, case};
 
 /// Tells a copy of this program to be a VMM on that socket.
 const CHILD: &str = "HOSTILE_VMM_SOCKET";
@@ -161,7 +161,7 @@ fn kick_descriptors_that_are_slow_to_watch_have_a_watch_of_their_own() {
         let before = settled();
         let crowd = Crowded::new([200, 500]);
         let set = || node.guest.front(|f| f.set_vring_kick(spec::VQ_CONTROL, &crowd.file));
-        scene.during(|| {
+        scene.during_within(BLOCKED, || {
             crowd.signalled(|| {
                 let deadline = Instant::now() + SOON * virtual_guest::daemon::patience();
                 while !daemon.log().contains("slow to wait for") {
