@@ -276,7 +276,7 @@ static bool trip(struct ibv_mr *near_mr, struct ibv_mr *far_mr)
 /*
  * A program whose memory goes under its requests has statuses for them, or ends; round trips of
  * another program at the same NICs go on meanwhile. Of 100 the slowest but one takes at most twice
- * as long as alone, and 20 ms: the programs, their threads and the device have no cores of their
+ * as long as alone, and 100 ms: the programs, their threads and the device have no cores of their
  * own here. What the device itself adds is a row of the isolation benchmark (process_unmaps).
  */
 static bool bystander(void)
@@ -305,7 +305,7 @@ static bool bystander(void)
 	printf("# %ld round trips, 99 of 100 in %.2f ms, alone in %.2f ms, the slowest %.1f ms\n",
 	       trip_count, beside * 1e3, alone * 1e3, longest * 1e3);
 	/* Who waited for it would wait for a timeout, or for ever. */
-	TRY(beside <= 2 * alone + 0.02 && longest < 0.5);
+	TRY(beside <= 2 * alone + 0.1 && longest < 0.5);
 	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
 	return true;
 }

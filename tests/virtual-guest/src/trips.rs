@@ -14,8 +14,9 @@ pub const PACE: Duration = Duration::from_micros(250);
 /// The isolation benchmark has 200 us for it: of an optimised daemon, whose worker and whose victim
 /// have a core each whenever they want it. In a test the daemon is not optimised, and everybody has
 /// the cores as the scheduler gives them; what it tells of that is taken off ([`Queues::time`]),
-/// what others leave of caches, of memory and of a hypervisor's time it does not tell.
-pub const SLACK: Duration = Duration::from_millis(20);
+/// what others leave of caches, of memory and of a hypervisor's time it does not tell: a virtual
+/// machine that is itself kept from its processor for 30 ms was seen.
+pub const SLACK: Duration = Duration::from_millis(100);
 
 /// What the 99th percentile may be under attack where it was that long without one.
 pub fn most(alone: Duration) -> Duration {

@@ -37,7 +37,7 @@ fn a_worker_that_stands_still_is_noticed() {
     let worker = Pid::from_raw(worker as i32).unwrap();
     let stands_still = || {
         kill_process(worker, Signal::STOP).unwrap();
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(600));
         kill_process(worker, Signal::CONT).unwrap();
     };
     assert!(catch_unwind(AssertUnwindSafe(|| scene.during(stands_still))).is_err());
