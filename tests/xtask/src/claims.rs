@@ -185,8 +185,8 @@ mod tests {
         let text = fs::read_to_string(lab::exec::workspace().join(README)).unwrap();
         assert_eq!(clients_claimed(&text), Vec::<String>::new());
         let seeded = [
-            ("`iSER`, `SRP`", "`SRP`", 1),
-            ("`iSER`, `SRP`", "", 4),
+            ("| `iSER` |", "| `SRP` |", 1),
+            ("| `iSER` |", "| none |", 2),
             ("| `NFS over RDMA` |", "| `NFS over QUIC` |", 3),
             ("# vhost-rdma", "# NCCL on vhost-rdma", 1),
             (TABLE, "\n## Else\n", 1),

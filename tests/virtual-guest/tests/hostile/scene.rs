@@ -196,8 +196,8 @@ impl Scene {
     }
 
     /// What the 99th percentile of the bystanders' requests may be beside an attack of the library
-    /// from another network: where the kernel may hold up one access or call, and the bystanders are
-    /// on the same worker, as long as that may be.
+    /// from another network: where the kernel may hold up one access or call, and the bystanders
+    /// are on the same worker, as long as that may be.
     pub(crate) fn bound_beside(&self, attack: &Attack) -> Duration {
         let is_shared = self.world.daemon.pid_of(network()).is_none();
         let blocks = attack.blocks || CROWDED.contains(&attack.name);

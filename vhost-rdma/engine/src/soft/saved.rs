@@ -393,8 +393,8 @@ impl<N: Nics> Execution<'_, N> {
         if nic.life == NicState::Paused { nic.save(nic.backing.goes_on) } else { None }
     }
 
-    /// Where there are several shards, NICs may be on others in another process, which knows whoever
-    /// waits for this NIC by its address alone.
+    /// Where there are several shards, NICs may be on others in another process, which knows
+    /// whoever waits for this NIC by its address alone.
     fn name_who_waits(&mut self, id: NicId) {
         let Self { nics, engine: Engine { networks, .. }, .. } = self;
         let Some(nic) = nics.nic(id).filter(|_| networks.book.is_some()) else { return };
