@@ -2,18 +2,6 @@
 /*
  * A part of process-calls.c: what objects cost, and a full table of descriptors.
  */
-static int descriptors(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (dir && readdir(dir))
-		count++;
-	if (dir)
-		closedir(dir);
-	return count;
-}
-
 /* Rings of many MiB, made, resized and ended, again and again. */
 static void large(void)
 {

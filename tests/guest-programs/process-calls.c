@@ -17,7 +17,6 @@
  * Build: gcc -O2 -Wall -Wextra -o process-calls process-calls.c -lrdmacm -libverbs -lpthread
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -71,6 +70,7 @@ static struct ibv_context *open_device(void)
 	return context;
 }
 
+#include "process-descriptors.h"
 #include "process-calls-waits.h"
 #include "process-calls-ends.h"
 #include "process-calls-room.h"

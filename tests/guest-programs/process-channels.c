@@ -15,7 +15,6 @@
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -29,6 +28,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "process-descriptors.h"
 
 enum { WAIT_S = 20, PORT = 7000 };
 
@@ -267,18 +268,6 @@ static void withdraw(struct sockaddr_in *at)
 		exit(1);
 	}
 	rdma_destroy_event_channel(channel);
-}
-
-static int descriptors(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	int count = 0;
-
-	while (dir && readdir(dir))
-		count++;
-	if (dir)
-		closedir(dir);
-	return count;
 }
 
 static void report(const char *call, int error)

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::cache::Cache;
 use crate::exec::{run_logged, tied, workspace};
 use crate::k8s::parts::node_root;
-use crate::products::static_programs;
+use crate::products::{Profile, static_programs};
 use crate::rows::{self, Row};
 
 const WAIT: Duration = Duration::from_secs(2400);
@@ -67,7 +67,8 @@ fn agent(cache: &Cache) -> Result<Vec<Row>> {
 
 /// The plugin is the release build; who calls it and looks at the clock need not be.
 fn cni(cache: &Cache) -> Result<Vec<Row>> {
-    let plugin = static_programs(cache, &["vhost-rdma-cni"], &["vhost-rdma-cni"])?;
+    let plugin =
+        static_programs(cache, Profile::Release, &["vhost-rdma-cni"], &["vhost-rdma-cni"])?;
     let plugin = plugin.first().context("one program was asked for")?;
     let reference = node_root(cache)?.join("usr/lib/cni");
     let mut cmd = cargo();

@@ -118,28 +118,21 @@ pub(crate) fn programs(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Programs of this workspace as they are shipped to nodes: static (there is no musl target where
-/// only Debian's own toolchain is), release. `programs` are paths below the target's directory.
+/// How programs are built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As tests have them.
+    Debug,
+    /// As they are shipped.
+    Release,
+}
+
+/// Programs of this workspace as nodes can run them whatever C library they have: static (there is
+/// no musl target where only Debian's own toolchain is). `programs` are paths below the target's
+/// directory.
 pub(crate) fn static_programs(
     cache: &Cache,
-    packages: &[&str],
-    programs: &[&str],
-) -> Result<Vec<PathBuf>> {
-    static_build(cache, "release", packages, programs)
-}
-
-/// The same without optimization, as tests have them.
-pub(crate) fn static_debug_programs(
-    cache: &Cache,
-    packages: &[&str],
-    programs: &[&str],
-) -> Result<Vec<PathBuf>> {
-    static_build(cache, "debug", packages, programs)
-}
-
-fn static_build(
-    cache: &Cache,
-    profile: &str,
+    profile: Profile,
     packages: &[&str],
     programs: &[&str],
 ) -> Result<Vec<PathBuf>> {
@@ -152,16 +145,20 @@ fn static_build(
     let mut cmd = tied(cargo);
     cmd.current_dir(workspace()).env("RUSTFLAGS", "-C target-feature=+crt-static");
     cmd.args(["build", "--locked", "--bins", "--examples", "--target", TARGET]);
-    if profile == "release" {
-        cmd.arg("--release");
-    }
+    let folder = match profile {
+        Profile::Debug => "debug",
+        Profile::Release => {
+            cmd.arg("--release");
+            "release"
+        }
+    };
     for package in packages {
         cmd.args(["-p", package]);
     }
     run_logged(&mut cmd, "building static programs", &cache.log("static-build"), STATIC_WAIT)?;
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace().join("target"), PathBuf::from);
-    let dir = target.join(TARGET).join(profile);
+    let dir = target.join(TARGET).join(folder);
     programs
         .iter()
         .map(|program| {

@@ -23,7 +23,7 @@ use crate::k8s::pods::{Pod, Wanted};
 use crate::k8s::test::{Bench, POOL as FORMER};
 use crate::k8s::{cluster, parts, plane, restarts, rollout};
 use crate::process::products;
-use crate::products::static_programs;
+use crate::products::{Profile, static_programs};
 
 const NAMESPACE: &str = "vhost-rdma";
 const CONFIG: &str = "vhost-rdma-node";
@@ -125,7 +125,8 @@ fn customise(node: &Node, release: Named<'_>, count: u32, chain: bool) -> Result
 /// The programs of a release: those that the node began with, and the plugin as it is shipped. A
 /// later one differs by what no loader reads.
 fn programs(bench: &Bench<'_>, release: &str) -> Result<Vec<(PathBuf, &'static str)>> {
-    let plugin = static_programs(bench.cache, &["vhost-rdma-cni"], &["vhost-rdma-cni"])?;
+    let plugin =
+        static_programs(bench.cache, Profile::Release, &["vhost-rdma-cni"], &["vhost-rdma-cni"])?;
     let plugin = plugin.into_iter().next().context("one program was asked for")?;
     let stage = bench.node.lab().join("release");
     fs::create_dir_all(&stage)?;

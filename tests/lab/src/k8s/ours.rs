@@ -20,7 +20,7 @@ use crate::k8s::image::Image;
 use crate::k8s::node::Node;
 use crate::process::newest_glibc;
 use crate::process::products::OLDEST_GLIBC;
-use crate::products::static_debug_programs;
+use crate::products::{Profile, static_programs};
 
 const BUILD_WAIT: Duration = Duration::from_secs(1200);
 const WAIT: Duration = Duration::from_secs(60);
@@ -119,7 +119,7 @@ impl Ours {
     /// Static programs, which any node can run: this machine's C library is newer than the node's.
     fn without_libraries(cache: &Cache) -> Result<Self> {
         let packages = [DAEMON, AGENT, CONTROLLER, CNI, "virtual-guest"];
-        let built = static_debug_programs(cache, &packages, &PROGRAMS)?;
+        let built = static_programs(cache, Profile::Debug, &packages, &PROGRAMS)?;
         let dir = built.first().and_then(|path| path.parent()).context("nothing was built")?;
         Ok(Self { dir: dir.to_path_buf() })
     }

@@ -16,6 +16,7 @@ use anyhow::{Context, Result};
 use super::fixture::{Fixture, Wish};
 use super::verbs::part;
 use crate::cache::Cache;
+use crate::products::{Profile, static_programs};
 use crate::roots::Debian;
 use crate::rows;
 
@@ -47,8 +48,9 @@ while :; do ibv_rc_pingpong -d {dev} -g {gid} -n 100 -c -p 18600 >/tmp/peer 2>&1
 impl Args {
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
-        let programs = crate::products::static_programs(
+        let programs = static_programs(
             cache,
+            Profile::Release,
             &["vhost-rdma-cni", "rdma-netlink"],
             &PROGRAMS,
         )?;
