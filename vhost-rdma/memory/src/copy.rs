@@ -6,7 +6,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Fault, Held, HostPtr, Segment, host, wide};
+use super::{Fault, Held, HostPtr, Segment, host, in_order};
 
 /// Walks a segment list as contiguous host runs.
 struct Cursor<'a, M> {
@@ -88,14 +88,16 @@ fn whole(list: &[Segment<impl Held>], skip: u64, len: u64) -> Option<HostPtr> {
 /// Moves `len` bytes that are mapped on either side.
 #[inline]
 fn move_run(source: HostPtr, target: HostPtr, len: usize) {
-    if wide::is_better(source.0, target.0, len) {
+    if source.0.addr().abs_diff(target.0.addr()) < len {
+        // A guest that writes to what it reads has to see all of it moved, as by `memmove`.
         // SAFETY: the callers' runs are mapped for `len` bytes and kept alive by their
-        // translations, which the segments hold; it was just asked. Concurrent changes by the guest
-        // only change which bytes are moved.
-        return unsafe { wide::move_run(source.0, target.0, len) };
+        // translations, which the segments hold. Concurrent changes by the guest only change which
+        // bytes are moved.
+        unsafe { ptr::copy(source.0, target.0, len) };
+    } else {
+        // SAFETY: as above, and they do not overlap.
+        unsafe { in_order::move_run(source.0, target.0, len) };
     }
-    // SAFETY: as above; `ptr::copy` allows them to overlap.
-    unsafe { ptr::copy(source.0, target.0, len) };
 }
 
 fn copy_runs(
@@ -129,7 +131,7 @@ pub fn write(dst: &[Segment<impl Held>], skip: u64, bytes: &[u8]) -> Result<(), 
         let (target, run) = to.run((bytes.len() - done) as u64)?;
         // SAFETY: `target` is mapped for `run` bytes and kept alive by its translation; `bytes` is
         // ours.
-        unsafe { ptr::copy_nonoverlapping(bytes[done..].as_ptr(), target.0, run) };
+        unsafe { in_order::move_run(bytes[done..].as_ptr(), target.0, run) };
         to.advance(run);
         done += run;
     }
@@ -195,7 +197,7 @@ pub fn compare_swap(segment: &Segment<impl Held>, compare: u64, swap: u64) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wide::LEAST;
+    use crate::in_order::LEAST;
 
     /// Moves within one buffer, and looks at every byte of it.
     fn moves(from: usize, to: usize, len: usize) {
@@ -223,7 +225,7 @@ mod tests {
     }
 
     /// A guest chooses where its buffers lie: a target a little behind its source takes sixteen
-    /// times as long where a copy goes byte by byte (`wide`).
+    /// times as long where a copy goes byte by byte (`in_order`).
     #[test]
     fn no_place_of_a_target_makes_a_copy_slow() {
         const LEN: usize = 64 << 10;

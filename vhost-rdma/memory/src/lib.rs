@@ -26,6 +26,7 @@ mod account;
 mod contiguous_mapping;
 mod copy;
 mod fault;
+mod in_order;
 mod mapping;
 mod maps;
 pub mod ordering;
@@ -39,7 +40,6 @@ mod space;
 mod tables;
 mod translation;
 mod usage;
-mod wide;
 
 pub use account::{Account, Charge};
 pub use contiguous_mapping::{ContiguousError, ContiguousMapping};

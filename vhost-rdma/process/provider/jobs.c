@@ -61,19 +61,60 @@ struct spot {
 	size_t len;
 };
 
+/*
+ * Bytes before the last aligned word. It comes after all others, as from an adapter: programs wait
+ * for the last byte of a message. One copy of the kernel's keeps no order within itself (Intel SDM,
+ * volume 3, 8.2.4), two do.
+ */
+static size_t before_the_last_word(const struct spot *spot)
+{
+	size_t last = ((uintptr_t)spot->memory + spot->len - 1) % sizeof(uint64_t) + 1;
+
+	return spot->len > last ? spot->len - last : 0;
+}
+
+static ssize_t write_memory(const struct vrdma_mirror *mirror, const struct spot *spot)
+{
+	size_t first = before_the_last_word(spot);
+	struct iovec ours = { .iov_base = spot->in, .iov_len = spot->len };
+	struct iovec programs[] = {
+		{ .iov_base = spot->memory, .iov_len = first },
+		{ .iov_base = spot->memory + first, .iov_len = spot->len - first },
+	};
+
+	return process_vm_writev(mirror->pid, &ours, 1, programs, 2, 0);
+}
+
+static ssize_t read_memory(const struct vrdma_mirror *mirror, const struct spot *spot)
+{
+	struct iovec ours = { .iov_base = spot->out, .iov_len = spot->len };
+	struct iovec programs = { .iov_base = spot->memory, .iov_len = spot->len };
+
+	return process_vm_readv(mirror->pid, &ours, 1, &programs, 1, 0);
+}
+
+/* Each byte once, and none before those below it; memcpy(3) stores some twice. */
+static void store(const struct spot *spot)
+{
+	size_t first = before_the_last_word(spot), at;
+
+	for (at = 0; at < first; at++)
+		((volatile uint8_t *)spot->memory)[at] = spot->in[at];
+	__atomic_thread_fence(__ATOMIC_RELEASE);
+	for (; at < spot->len; at++)
+		((volatile uint8_t *)spot->memory)[at] = spot->in[at];
+}
+
 /* 0 if all of it was copied. */
 static int copy(const struct vrdma_mirror *mirror, const struct spot *spot, int to_memory)
 {
-	struct iovec ours = { .iov_base = to_memory ? spot->in : spot->out, .iov_len = spot->len };
-	struct iovec programs = { .iov_base = spot->memory, .iov_len = spot->len };
-	ssize_t done = to_memory ? process_vm_writev(mirror->pid, &ours, 1, &programs, 1, 0) :
-				   process_vm_readv(mirror->pid, &ours, 1, &programs, 1, 0);
+	ssize_t done = to_memory ? write_memory(mirror, spot) : read_memory(mirror, spot);
 
 	if (done >= 0 || (errno != ENOSYS && errno != EPERM))
 		return done != (ssize_t)spot->len;
 	/* A filter of system calls does not let us. */
 	if (to_memory)
-		memcpy(spot->memory, spot->in, spot->len);
+		store(spot);
 	else
 		memcpy(spot->out, spot->memory, spot->len);
 	return 0;

@@ -1,0 +1,77 @@
+//! How the bytes of a peer come to memory, for a program that looks at them before it is told.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test on a 64-bit host"
+)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use virtual_guest::qp::SendWr;
+use virtual_guest::world::{Area, World};
+
+/// In so much time a worker that stored bytes twice was caught every other time (by `memcpy`, one
+/// message of 60 000, on two processors).
+const TIME: Duration = Duration::from_secs(4);
+/// Words of the messages: one register of 16 bytes, one and a half, two.
+const WORDS: [u64; 3] = [2, 3, 4];
+
+/// Waits for the last word of each message and takes all of them away, as a sender of rsockets
+/// takes from the room that its peer has told it of.
+fn take_away(area: &Area, (told, taken): (&AtomicU64, &AtomicU64), stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let message = told.load(Ordering::Acquire);
+        if message == taken.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+            continue;
+        }
+        let words = WORDS[message as usize % WORDS.len()];
+        while area.word(8 * (words - 1)) != message {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        for word in 0..words {
+            assert_eq!(area.word(8 * word), message, "the last word came first");
+            area.set_word(8 * word, 0);
+        }
+        taken.store(message, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_byte_that_a_program_has_changed_is_not_stored_again() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let (source, target) = (a.node.area(32), b.node.area(32));
+    let (told, taken) = (AtomicU64::new(0), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    let mut messages = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| take_away(&target, (&told, &taken), &stop));
+        let until = Instant::now() + TIME;
+        while Instant::now() < until {
+            messages += 1;
+            let words = WORDS[messages as usize % WORDS.len()];
+            (0..words).for_each(|word| source.set_word(8 * word, messages));
+            told.store(messages, Ordering::Release);
+            let (to, key) = (target.addr(0), target.rkey());
+            a.run_ok(&SendWr::write(messages, &[source.part(0, 8 * words)], to, key));
+            while taken.load(Ordering::Acquire) != messages {
+                std::hint::spin_loop();
+            }
+            let left: Vec<u64> = (0..words).map(|word| target.word(8 * word)).collect();
+            if left.iter().any(|&word| word != 0) {
+                stop.store(true, Ordering::Relaxed);
+                panic!("message {messages} came again: {left:x?}");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(messages > 1000, "{messages} messages in {TIME:?}");
+}
