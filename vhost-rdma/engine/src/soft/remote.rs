@@ -75,6 +75,10 @@ impl SoftNic {
         if let Err(outcome) = self.goes_on(qpn, request) {
             return outcome;
         }
+        let tells = request.is_last() && request.immediate.is_some();
+        if tells && let Err(outcome) = self.open_for_immediate(qpn, request) {
+            return outcome;
+        }
         if request.len > 0 {
             let target = match self.remote(qpn, request, access::REMOTE_WRITE) {
                 Ok(target) => target,
@@ -89,20 +93,37 @@ impl SoftNic {
             {
                 return outcome;
             }
-        } else if !self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_WRITE)) {
-            return self.refuse(qpn, request, Nak::RemoteAccess);
+        } else if let Err(nak) = self.may_write(qpn, request) {
+            return self.refuse(qpn, request, nak);
         }
-        if request.is_last() && request.immediate.is_some() {
-            // Its bytes go elsewhere: any receive will do.
-            if !matches!(self.open_receive(qpn, request.service, 0), Opened::Taken) {
-                return self.not_ready(qpn, request);
-            }
+        if tells {
             self.receive_done(qpn, request, wc_opcode::RECV_RDMA_WITH_IMM, request.total);
         } else if request.is_last() {
             self.counters.rx_messages += 1;
         }
         self.counters.rx_bytes += u64::from(request.len);
         Outcome::Done
+    }
+
+    /// Takes the receive of an immediate, before a byte of its piece is stored: what finds none is
+    /// sent again (IBTA 9.7.5.2.8), and would be stored again under a program that has seen it.
+    fn open_for_immediate(&mut self, qpn: u32, request: &Request<'_>) -> Result<(), Outcome> {
+        // What is refused takes none.
+        self.may_write(qpn, request).map_err(|nak| self.refuse(qpn, request, nak))?;
+        // Its bytes go elsewhere: any receive will do.
+        match self.open_receive(qpn, request.service, 0) {
+            Opened::Taken => Ok(()),
+            _ => Err(self.not_ready(qpn, request)),
+        }
+    }
+
+    /// Whether a peer may write what it names; where that is nothing, whether it may write at all.
+    fn may_write(&self, qpn: u32, request: &Request<'_>) -> Result<(), Nak> {
+        if request.len > 0 {
+            return self.remote(qpn, request, access::REMOTE_WRITE).map(drop);
+        }
+        let opens = self.qps.get(&qpn).is_some_and(|qp| qp.attrs.has(access::REMOTE_WRITE));
+        opens.then_some(()).ok_or(Nak::RemoteAccess)
     }
 
     pub(super) fn serve_read(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {

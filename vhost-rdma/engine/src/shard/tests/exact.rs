@@ -5,7 +5,7 @@ use virtio_rdma_abi::{arm, opcode, qps, qpt, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
 use super::connected::{Moderated, US};
-use super::failures::pair;
+use super::failures::{pair, rdma};
 use super::rules::{Scene, scene};
 use crate::shard::testing::driver::{init_attr, rtr_attr, state_attr, wqe};
 use crate::shard::{Command, Reply};
@@ -76,6 +76,25 @@ fn no_receive_waits_and_counts() {
     p.world.advance(2);
     assert_eq!(p.a.statuses(&mut p.qa.cq), [(1, wc_status::RNR_RETRY_EXC_ERR)]);
     assert_eq!(p.world.status(&p.b).counters.rnr_naks_sent, 4);
+}
+
+/// What waits is sent again, and would be stored again.
+#[test]
+fn a_write_with_immediate_stores_nothing_before_there_is_a_receive() {
+    for kind in [qpt::RC, qpt::UC] {
+        let mut p = pair(kind);
+        let (from, bytes) = p.a.pattern(64, 1);
+        let to = p.b.alloc(64);
+        let write = rdma(opcode::RDMA_WRITE_WITH_IMM, to, p.b.key);
+        p.a.post_send(&mut p.qa, write, &[p.a.sge(from, 64)]);
+        p.world.advance(1_000_000);
+        assert_eq!(p.b.read(to, 64), [0; 64]);
+        p.b.post_receive(&mut p.qb, 7, &[]);
+        p.world.settle();
+        assert_eq!(p.a.statuses(&mut p.qa.cq), [(1, wc_status::SUCCESS)]);
+        let came = if kind == qpt::RC { bytes } else { vec![0; 64] };
+        assert_eq!(p.b.read(to, 64), came, "nobody sends an unreliable one again");
+    }
 }
 
 #[test]

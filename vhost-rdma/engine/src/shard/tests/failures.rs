@@ -11,7 +11,7 @@ use crate::shard::testing::driver::{Guest, Qp, World, state_attr, wqe};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 
-fn rdma(code: u8, addr: u64, key: u32) -> abi::SqWqe {
+pub(super) fn rdma(code: u8, addr: u64, key: u32) -> abi::SqWqe {
     let mut request = wqe(code, SIGNALED, 1);
     (request.remote_addr, request.rkey) = (U64::new(addr), U32::new(key));
     request
@@ -22,7 +22,7 @@ pub(super) struct Pair {
     pub(super) a: Guest,
     pub(super) b: Guest,
     pub(super) qa: Qp,
-    qb: Qp,
+    pub(super) qb: Qp,
 }
 
 pub(super) fn pair(kind: u32) -> Pair {

@@ -101,6 +101,25 @@ fn a_write_is_done_when_the_owner_has_it() {
     assert!(s.jobs().is_empty());
 }
 
+/// Nor is what follows it, which may not come before it.
+#[test]
+fn an_owner_is_not_asked_for_what_finds_no_receive() {
+    let mut s = scene(qpt::RC);
+    let (from, _) = s.a.pattern(100, 3);
+    s.post(opcode::RDMA_WRITE_WITH_IMM, 8, (from, 100));
+    s.post(opcode::RDMA_WRITE, 200, (from, 100));
+    assert!(s.jobs().is_empty());
+    assert_eq!(s.b.read(s.shadow, 300), [0; 300]);
+    s.b.post_receive(&mut s.qb, 7, &[]);
+    for offset in [8, 200] {
+        let job = s.job();
+        assert_eq!(job.address, AT + offset);
+        s.answer(&job, Some(0));
+    }
+    assert_eq!(s.statuses(), [wc_status::SUCCESS; 2]);
+    assert!(s.jobs().is_empty(), "each once");
+}
+
 #[test]
 fn a_read_gets_what_the_owner_put_there() {
     let mut s = scene(qpt::RC);

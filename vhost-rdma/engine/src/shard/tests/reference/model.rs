@@ -506,7 +506,7 @@ impl Model {
     fn execute(&mut self, side: usize, line: usize, request: &Request) -> Outcome {
         let guest = &mut self.guests[side];
         let own = guest.qps[line].as_ref().map(|qp| (qp.qpn, qp.domain, qp.done));
-        let Some((qpn, domain, done)) = own else { return Outcome::Waits(Wait::Answer) };
+        let Some((qpn, domain, mut done)) = own else { return Outcome::Waits(Wait::Answer) };
         let (rights, remote_rights) = match request.action {
             Action::Bind(bind) => {
                 let bound = guest.bind(domain, qpn, &bind);
@@ -557,18 +557,21 @@ impl Model {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         match request.action {
             Action::Write { immediate } => {
-                peer.put(remote + done, &bytes[done..]);
                 if immediate {
+                    // The last piece alone takes a receive, and alone is sent again where there is
+                    // none (IBTA 9.7.5.2.8): it is not stored before.
+                    let last = bytes.len().saturating_sub(1) / self.piece * self.piece;
+                    peer.put(remote + done, &bytes[done..last.max(done)]);
+                    done = last.max(done);
                     let Some(receive) = peer.take_receive(line) else {
-                        // Its last piece alone is sent again (IBTA 9.7.5.2.8).
-                        let last = bytes.len().saturating_sub(1) / self.piece * self.piece;
                         if let Some(qp) = &mut self.guests[side].qps[line] {
-                            qp.done = last;
+                            qp.done = done;
                         }
                         return Outcome::Waits(Wait::Receiver);
                     };
                     peer.complete(line, 1, Done { id: receive.id, status: 0, len: request.len });
                 }
+                peer.put(remote + done, &bytes[done..]);
                 Outcome::Done
             }
             Action::FetchAdd(n) => {
