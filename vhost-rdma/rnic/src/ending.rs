@@ -14,7 +14,6 @@ use vhost_rdma_engine::nic::NicState;
 use vhost_rdma_engine::nic::STEP;
 use vhost_rdma_engine::nic::budget::{Budget, cost};
 use vhost_rdma_engine::nic::qp::State;
-use vhost_rdma_engine::nic::roster::Walk;
 use vhost_rdma_engine::nic::work::Begun;
 use vhost_rdma_engine::nic::{DeferredDrop, Reply, Status};
 use vhost_rdma_memory::Ring;
@@ -201,14 +200,11 @@ pub(super) impl Nic {
         self.begin(status_page)
     }
 
-    /// Ends the windows of a context; true: that was all.
-    fn end_windows(&mut self, ctx: u32, walk: &mut Walk, budget: &mut Budget) -> bool {
-        while let Some(number) = self.backing.windows.next(walk) {
-            self.meter.charge(cost::VISIT);
-            if self.backing.windows.context(number) == Some(ctx) {
-                self.meter.charge(END);
-                self.remove_window(number);
-            }
+    /// Ends the windows of a context, and looks at no others; true: that was all.
+    fn end_windows(&mut self, ctx: u32, budget: &mut Budget) -> bool {
+        while let Some(number) = self.backing.windows.first_of(ctx) {
+            self.meter.charge(cost::VISIT + END);
+            self.remove_window(number);
             if budget.is_over(&self.meter) {
                 return false;
             }

@@ -115,15 +115,15 @@ impl Provider for Rnic {
         nic.abandon(&work);
     }
 
-    fn begin_end(nic: &Nic) -> Ending {
-        Ending { windows: nic.backing.windows.walk(), drain: None }
+    fn begin_end(_nic: &Nic) -> Ending {
+        Ending { drain: None }
     }
 
-    fn end_before_qps(nic: &mut Nic, ctx: u32, end: &mut Ending, budget: &mut Budget) -> bool {
-        nic.end_windows(ctx, &mut end.windows, budget)
+    fn end_before_qps(nic: &mut Nic, ctx: u32, _end: &mut Ending, budget: &mut Budget) -> bool {
+        nic.end_windows(ctx, budget)
     }
 
-    /// Its windows that it bound since the walk over them.
+    /// Windows that it has bound, if any are left.
     fn end_before_qp(nic: &mut Nic, qpn: u32, end: &mut Ending, budget: &mut Budget) -> bool {
         end.drain = Some(nic.drain());
         nic.end_windows_of(qpn, budget)

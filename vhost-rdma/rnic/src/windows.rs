@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 
+use vhost_rdma_engine::nic::owned_numbers::{LINKS, OwnedNumbers};
 use vhost_rdma_engine::nic::roster::{Roster, Walk};
 use vhost_rdma_engine::nic::shards::Shards;
 use vhost_rdma_engine::soft::window::with_low_byte;
@@ -63,8 +64,8 @@ pub(super) struct Window {
     under_way: VecDeque<Change>,
 }
 
-/// Bytes of a window, and of its place among those that its region and QPs have.
-pub(super) const WINDOW: usize = size_of::<Window>() + 3 * 16;
+/// Bytes of a window, and of its place among those that its context, region and QPs have.
+pub(super) const WINDOW: usize = size_of::<Window>() + 3 * 16 + LINKS;
 /// Bytes of a change that is under way.
 pub(super) const CHANGE: usize = size_of::<Change>();
 /// Bytes of the list of a QP's windows.
@@ -182,7 +183,7 @@ pub(super) struct Denied;
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     by_number: Shards<Window>,
-    numbers: Roster,
+    numbers: OwnedNumbers,
     shown: Shown,
     /// Windows that end with a QP, by its number.
     of_qp: Shards<Few>,
@@ -207,14 +208,19 @@ impl Windows {
         self.by_number.get(&number).map(|window| window.ctx)
     }
 
+    /// One of a context's.
+    pub(super) fn first_of(&self, ctx: u32) -> Option<u32> {
+        self.numbers.first_of(ctx)
+    }
+
     /// A walk over all.
     pub(super) fn walk(&self) -> Walk {
-        self.numbers.walk()
+        self.numbers.all().walk()
     }
 
     /// The next of a walk.
     pub(super) fn next(&self, walk: &mut Walk) -> Option<u32> {
-        walk.next(&self.numbers)
+        walk.next(self.numbers.all())
     }
 
     /// A walk over those that end with a QP.
@@ -280,8 +286,8 @@ impl Windows {
     }
 
     pub(super) fn insert(&mut self, number: u32, window: Window) {
+        self.numbers.insert(number, window.ctx);
         self.by_number.insert(number, window);
-        self.numbers.insert(number);
     }
 
     pub(super) fn remove(&mut self, number: u32) -> Option<Window> {

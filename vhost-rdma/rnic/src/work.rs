@@ -33,7 +33,6 @@ pub enum Work {
 /// The end of a context, as far as it is the RNIC's.
 #[derive(Debug)]
 pub struct Ending {
-    pub(super) windows: Walk,
     /// What the host CQ has of QPs that are gone.
     pub(super) drain: Option<Drain>,
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use vhost_rdma_memory::AddressSpace;
+use vhost_rdma_memory::{AddressSpace, Ring};
 use virtio_rdma_abi::{access, mw_type};
 
 use super::*;
@@ -270,6 +270,27 @@ fn memory_that_goes_takes_the_windows_to_it_along() {
     drop(bench.world.shard.take_deferred_drops(guest.nic));
     assert_eq!(faults.live(), (HostObjects::default(), 0));
     assert_ne!(idle, bind.present);
+}
+
+#[test]
+fn the_end_of_a_context_looks_at_no_windows_of_others() {
+    let mut bench = Bench::new();
+    let (mut guest, _faults) = bench.guest(1, 1);
+    let costs = |bench: &mut Bench, guest: &mut Guest| {
+        let at = guest.alloc(4096);
+        let db_page = Ring::page(&guest.space, at).unwrap();
+        let made = bench.world.ok(guest, 0, Command::ContextCreate { db_page });
+        let Reply::Context(context) = made else { panic!("{made:?}") };
+        let before = bench.world.shard.charged();
+        bench.world.ok(guest, context.ctx.get(), Command::ContextDestroy);
+        bench.world.shard.charged() - before
+    };
+    let alone = costs(&mut bench, &mut guest);
+    for _ in 0..driver::limits().max_mrs {
+        bench.window(&guest, mw_type::TYPE2);
+    }
+    let beside = costs(&mut bench, &mut guest);
+    assert!(beside <= 2 * alone, "{alone} ns alone, {beside} ns beside windows of another");
 }
 
 #[test]
