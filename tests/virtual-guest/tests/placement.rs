@@ -73,5 +73,5 @@ fn a_byte_that_a_program_has_changed_is_not_stored_again() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(messages > 1000, "{messages} messages in {TIME:?}");
+    assert!(messages > 100, "{messages} messages in {TIME:?}");
 }
