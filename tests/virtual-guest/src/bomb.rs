@@ -10,14 +10,15 @@ use rustix::process::{Pid, Signal, geteuid, kill_process_group};
 use crate::daemon::let_in;
 
 /// All of its processes come to the door, say HELLO and stay, the first of them with a socket that
-/// all share, again and again while they have time.
+/// all share, again and again while they have time. Who is sent away goes on (SIGPIPE), and who
+/// cannot fork tries again: those of a bomb before count until all of them are waited for.
 const BOMB: &str = r"
 use Socket;
 my ($path, $left, $until) = (@ARGV[0, 1], time + $ARGV[2]);
-$SIG{CHLD} = 'IGNORE';
+$SIG{CHLD} = $SIG{PIPE} = 'IGNORE';
 my @held;
 while (time < $until) {
-    fork while @held && $left-- > 0;
+    $left-- while @held && $left > 0 && defined(fork);
     socket(my $own, AF_UNIX, SOCK_SEQPACKET, 0) or next;
     connect($own, pack_sockaddr_un($path)) or next;
     send($own, pack('V4', 1, 0, 1, 0), 0);
@@ -31,15 +32,14 @@ while (time < $until) {
 const PIDS: usize = 256;
 const DOUBLINGS: [&str; 2] = ["8", "16"];
 /// Seconds that it lasts if nobody ends it.
-const LASTS: &str = "240";
+const LASTS: &str = "180";
 /// Users that a host has not, each the bomb's of one process of ours. The limit counts all
 /// processes of a user, and does not bind root (fork(2), EAGAIN).
 const USERS: u32 = 1 << 30;
 /// How long its processes may take to end.
 const SOON: Duration = Duration::from_secs(20);
-/// How long they may take to come, with what others leave them of the processors: beside threads
-/// that spin on two of them there were 65 after 20 seconds.
-const GROWTH: Duration = Duration::from_secs(80);
+/// How long they may take to come, with what others leave them of the processors.
+const GROWTH: Duration = Duration::from_secs(60);
 
 /// Its processes; they end with it.
 #[derive(Debug)]
