@@ -252,8 +252,8 @@ impl SoftNic {
         self.load_srqs(saved.srqs, &space, &mut kept)?;
         self.own_loaded();
         for (present, qp) in saved.qps.into_iter().enumerate() {
-            let asks_again = qp.sends.as_ref().is_some_and(SavedSends::asks_again);
-            let scheduled = qp.scheduled || asks_again;
+            let goes_on = qp.sends.as_ref().is_some_and(SavedSends::goes_on);
+            let scheduled = qp.scheduled || goes_on;
             let qp = qp.load(&space, &mut kept, present)?;
             if self.qps.contains_key(&qp.qpn) {
                 return Err(BadState::Content("the same QPN twice"));

@@ -412,9 +412,10 @@ pub struct SavedSends {
 }
 
 impl SavedSends {
-    /// Whether it waits for whom nothing is known of in another process, and asks again.
-    pub(crate) const fn asks_again(&self) -> bool {
-        matches!(self.wait, Wait::Owner(_) | Wait::Link(_))
+    /// Whether it goes on at once in another process: it waits for whom nothing is known of there,
+    /// and asks again; or the answer has come.
+    pub(crate) const fn goes_on(&self) -> bool {
+        matches!(self.wait, Wait::Owner(_) | Wait::Link(_)) || self.landed.is_some()
     }
 }
 
@@ -482,16 +483,14 @@ impl SendQueue {
             queue.first = Sge::read_from_bytes(&first).unwrap_or_default();
         }
         queue.sges = load_sges(&saved.sges)?;
+        // Who was to answer is another process's: it is asked again. What has been answered since a
+        // wait began waits no longer.
+        queue.wait = if saved.goes_on() { Wait::None } else { saved.wait };
         queue.inline.extend(saved.inline);
         (queue.done, queue.piece) = (saved.done, saved.piece);
         let [member, place] = saved.fanout;
         queue.fanout = Fanout { member, queue: place };
         queue.stamp = saved.stamp;
-        // Who was to answer is another process's: it is asked again.
-        queue.wait = match saved.wait {
-            Wait::Owner(_) | Wait::Link(_) => Wait::None,
-            wait => wait,
-        };
         [queue.rnr_left, queue.retries_left] = saved.left;
         queue.landed = saved.landed;
         (queue.ticket, queue.crosses) = (saved.ticket, saved.crosses);
