@@ -57,7 +57,11 @@ for meeting in 1 2 3 4 5 6; do
   all_came || break
   [ $client.$served = 0.0 ] && exit 0
   # One of them was too late, by its limit of time or by what it was told.
-  case $client.$served in 0.124|0.125) late=/tmp/server;; 124.0|125.0) late=/tmp/client;; *) break;; esac
+  case $client.$served in
+    0.124|0.125) late=/tmp/server;;
+    124.0|125.0) late=/tmp/client;;
+    *) break;;
+  esac
   grep -q 'rxm_process_shutdown' $late || break
   case $client.$served in *125*) grep -q 'cq_readerr: Work Request Flushed' $late || break;; esac
 done

@@ -8,6 +8,8 @@
 //! - A request was executed, and its responder came to an error before it was asked again. What
 //!   followed it may have been executed as well.
 //! - A read that is asked for again finds what is there by then.
+//! - A write with immediate data that waits for a receive is refused when it is tried again, where
+//!   its target's rights have changed.
 //!
 //! Which answers the wire lost the model is not told, only how many. So where the engine does not
 //! do what the model does without losses, the step is tried with every choice of that many answers
@@ -71,7 +73,8 @@ pub(super) enum Call {
     GoOn(usize, usize),
     Destroy(usize, usize),
     TimePasses,
-    /// What was lost is asked for again.
+    /// What was lost is asked for again. That takes a time, in which whoever waits for a receive
+    /// may try again, too.
     Again,
 }
 
@@ -87,7 +90,23 @@ impl Model {
             Call::GoOn(side, line) => _ = self.go_on(side, line),
             Call::Destroy(side, line) => self.guests[side].qps[line] = None,
             Call::TimePasses => self.time_passes(),
-            Call::Again => self.ask_again(),
+            Call::Again => {
+                self.ask_again();
+                self.try_again();
+            }
+        }
+    }
+
+    /// Some who wait for a receive try again, in any order: what they may write by then is asked
+    /// once more.
+    fn try_again(&mut self) {
+        for end in 0..4 * LINES {
+            let (side, line) = (end / LINES % 2, end % LINES);
+            let qp = self.guests[side].qps[line].as_ref();
+            if qp.is_some_and(|qp| qp.wait == Wait::Receiver) && self.losses.chance() {
+                self.wake(side, line);
+                self.settle();
+            }
         }
     }
 

@@ -283,6 +283,9 @@ impl Model {
         let guest = &mut self.guests[side];
         let Some(qp) = guest.qps[line].as_mut() else { return };
         qp.sends.push_back(request);
+        if qp.ahead {
+            qp.wait = Wait::None;
+        }
         if qp.state == State::Err {
             guest.fails(line);
         } else {
@@ -357,6 +360,7 @@ impl Model {
     pub(super) fn wake(&mut self, side: usize, line: usize) {
         let Some(qp) = self.guests[side].qps[line].as_mut() else { return };
         if std::mem::replace(&mut qp.wait, Wait::None) != Wait::None {
+            qp.ahead = false;
             self.ready(side, line);
         }
     }
@@ -398,6 +402,8 @@ impl Model {
             return self.hear(side, line);
         }
         let ahead = std::mem::take(&mut qp.ahead);
+        // What is posted next may go as well.
+        qp.ahead = ahead && qp.sends.len() == place;
         let Some(&request) = qp.sends.get(place).filter(|request| !ahead || request.is_early())
         else {
             return ahead && self.waits(side, line, Wait::Answer);
