@@ -66,13 +66,17 @@ proptest! {
         run_all((false, Some(Air::new(BAD, seed))), (&furnished(false), &unshared(ops)));
     }
 
-    /// The same over one that loses requests and answers, too.
+    /// The same over one that loses requests and answers, too. What was sent before its turn and
+    /// was lost has begun, as far as its queue pair knows, and a drain waits for it (IBTA
+    /// 10.3.1.4); which request that is the model is not told, so there is no drain.
     #[test]
     fn so_it_does_over_a_wire_that_loses(
         seed in any::<u64>(),
         ops in prop::collection::vec(prop_oneof![op(), busy()], 1..100),
     ) {
-        run_all((false, Some(Air::new(LOSES, seed))), (&furnished(false), &unshared(ops)));
+        let mut ops = unshared(ops);
+        ops.retain(|op| !matches!(op, Op::Drain { .. }));
+        run_all((false, Some(Air::new(LOSES, seed))), (&furnished(false), &ops));
     }
 }
 
