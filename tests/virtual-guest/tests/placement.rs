@@ -20,9 +20,19 @@ const TIME: Duration = Duration::from_secs(4);
 /// Words of the messages: one register of 16 bytes, one and a half, two.
 const WORDS: [u64; 3] = [2, 3, 4];
 
+/// Has the other thread end with this one, however that is.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Waits for the last word of each message and takes all of them away, as a sender of rsockets
 /// takes from the room that its peer has told it of.
 fn take_away(area: &Area, (told, taken): (&AtomicU64, &AtomicU64), stop: &AtomicBool) {
+    let _ends = Ends(stop);
     while !stop.load(Ordering::Relaxed) {
         let message = told.load(Ordering::Acquire);
         if message == taken.load(Ordering::Relaxed) {
@@ -53,6 +63,7 @@ fn a_byte_that_a_program_has_changed_is_not_stored_again() {
     let stop = AtomicBool::new(false);
     let mut messages = 0;
     thread::scope(|scope| {
+        let _ends = Ends(&stop);
         scope.spawn(|| take_away(&target, (&told, &taken), &stop));
         let until = Instant::now() + TIME;
         while Instant::now() < until {
@@ -63,15 +74,12 @@ fn a_byte_that_a_program_has_changed_is_not_stored_again() {
             let (to, key) = (target.addr(0), target.rkey());
             a.run_ok(&SendWr::write(messages, &[source.part(0, 8 * words)], to, key));
             while taken.load(Ordering::Acquire) != messages {
+                assert!(!stop.load(Ordering::Relaxed), "message {messages} came otherwise");
                 std::hint::spin_loop();
             }
             let left: Vec<u64> = (0..words).map(|word| target.word(8 * word)).collect();
-            if left.iter().any(|&word| word != 0) {
-                stop.store(true, Ordering::Relaxed);
-                panic!("message {messages} came again: {left:x?}");
-            }
+            assert!(left.iter().all(|&word| word == 0), "message {messages} came again: {left:x?}");
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(messages > 100, "{messages} messages in {TIME:?}");
 }

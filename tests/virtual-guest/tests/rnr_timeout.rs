@@ -119,6 +119,7 @@ fn a_write_with_immediate_waits_for_a_receive_too() {
     let (got, took) = timed(&mut a, &write);
     assert_eq!(got, status::RNR_RETRY_EXC_ERR);
     within("RNR of a write", took, Duration::from_micros(2 * 10_240));
+    assert_eq!(target.bytes(), [0; 8], "each time it is sent it would be stored again");
 }
 
 #[test]

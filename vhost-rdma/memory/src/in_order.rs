@@ -9,8 +9,8 @@
 //! The C library does not. Its `memcpy` stores 16 to 32 bytes twice where the halves overlap: one
 //! that is interrupted between the two stores undoes what the program did meanwhile. Longer ones
 //! end with their *first* bytes (glibc, memmove-vec-unaligned-erms.S). So here is a copy of our
-//! own. Every store is aligned to its size: a word that the program reads by one load is never of
-//! two messages in part.
+//! own. Every store is aligned to its size, but for that of a message of one word: what the program
+//! reads by one aligned load, of 8 bytes or less, is never of two messages in part.
 //!
 //! Long copies go by vector registers on AMD's processors (Zen 3 and 4). These carry out `rep
 //! movsb` byte by byte where the target lies 1 to 31 bytes behind the source, up to a multiple of
