@@ -56,14 +56,15 @@ pub(crate) fn require_root() -> Result<()> {
 }
 
 /// Whether this machine is itself a VM of the lab: its processor is QEMU's own.
-pub(crate) fn is_emulated() -> bool {
+pub fn is_emulated() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG CPU"))
 }
 
-/// What `ensure_tools` would install, and a compiler's runtime: for an image of a machine on which
-/// the lab runs.
+/// What `ensure_tools` and the lints would install, a compiler's runtime, and the service manager
+/// that a test starts: for an image of a machine on which the lab runs.
 pub(crate) fn tools() -> impl Iterator<Item = &'static str> {
-    TOOLS.iter().map(|(_, package)| *package).chain(["debian-archive-keyring", "git", "libc6-dev"])
+    let more = ["debian-archive-keyring", "git", "libc6-dev", "systemd"];
+    TOOLS.iter().map(|(_, package)| *package).chain(more).chain(RNIC_PACKAGES.iter().copied())
 }
 
 fn on_path(program: &str) -> bool {

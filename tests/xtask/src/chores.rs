@@ -15,6 +15,8 @@ use lab::host;
 use crate::wheels;
 
 const CARGO_WAIT: Duration = Duration::from_secs(1800);
+/// How much slower an emulated processor is, roughly.
+const EMULATED: u32 = 8;
 /// A package and its program, of the same name.
 const MUTATE: &str = "cargo-mutants";
 /// Each change is a build and a run of a package's tests.
@@ -26,11 +28,16 @@ fn cargo() -> Command {
     cmd
 }
 
+/// How many times its time what we start may take. In a VM of the lab every instruction is emulated.
+fn patience() -> u32 {
+    if host::is_emulated() { EMULATED } else { 1 }
+}
+
 /// One cargo command as a step, its output in a log.
 fn logged(cache: &Cache, name: &str, cmd: &mut Command) -> Result<bool> {
     let log = cache.log(name);
     let _ = std::fs::remove_file(&log);
-    run_logged(cmd, name, &log, CARGO_WAIT).map(|()| true)
+    run_logged(cmd, name, &log, CARGO_WAIT * patience()).map(|()| true)
 }
 
 /// Everything is formatted.
@@ -169,6 +176,9 @@ fn by_nextest(cache: &Cache) -> Result<Command> {
     let mut cmd = cargo();
     cmd.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]);
     cmd.env("PATH", wheels::NEXTEST.on_path(cache)?);
+    if patience() > 1 {
+        cmd.env("NEXTEST_PROFILE", "emulated").env("VHOST_RDMA_PATIENCE", patience().to_string());
+    }
     with_daemon(&mut cmd)?;
     Ok(cmd)
 }
