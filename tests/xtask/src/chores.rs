@@ -28,7 +28,7 @@ fn cargo() -> Command {
     cmd
 }
 
-/// How many times its time what we start may take. In a VM of the lab every instruction is emulated.
+/// How many times its time what we start may take: in a VM of the lab all is emulated.
 fn patience() -> u32 {
     if host::is_emulated() { EMULATED } else { 1 }
 }
