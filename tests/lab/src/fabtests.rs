@@ -73,8 +73,13 @@ pub(crate) fn programs(cache: &Cache) -> Result<Vec<PathBuf>> {
     let script = COMPILE.replace("@TESTS@", TESTS);
     let extra = [tree.join("tree")];
     let extra: Vec<_> = extra.iter().map(PathBuf::as_path).collect();
-    let build =
-        Build { name: "fabtests", builder: &builder, sources: &[], extra: &extra, script: &script };
+    let build = Build {
+        name: "fabtests",
+        root: &builder.root,
+        sources: &[],
+        extra: &extra,
+        script: &script,
+    };
     let dir = build.make(cache)?;
     let name = |test: &str| format!("fi_{}", test.rsplit('/').next().unwrap_or(test));
     Ok(TESTS.split_whitespace().map(|test| dir.join(name(test))).collect())

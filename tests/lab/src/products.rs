@@ -43,10 +43,11 @@ mv out/*.so out/*.driver /work/
 rm -rf /work/out
 ";
 
+/// `@FILES@` are their names. The last libraries are apart before glibc 2.34.
 const PROGRAMS: &str = "
-for f in tests/guest-programs/*.c; do
-  n=$(basename $f .c)
-  gcc -std=gnu11 -O2 -Wall -Wextra -Werror -o /work/$n $f -lrdmacm -libverbs -lpthread
+for f in tests/guest-programs/@FILES@.c; do
+  gcc -std=gnu11 -O2 -Wall -Wextra -Werror -o /work/$(basename $f .c) $f \\
+    -lrdmacm -libverbs -lpthread -lrt -ldl
 done
 ";
 
@@ -106,8 +107,18 @@ fn for_any_kernel(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
 pub(crate) fn programs(cache: &Cache, debian: Debian) -> Result<Vec<PathBuf>> {
     let suite = if debian == Debian::Bookworm { debian } else { Debian::Trixie };
     let builder = roots::builder(cache, suite)?;
-    let name = format!("programs-{}", suite.name());
-    let dir = build(cache, &name, &builder, &["tests/guest-programs"], PROGRAMS)?;
+    programs_of(cache, (&format!("programs-{}", suite.name()), &builder.root), "*")
+}
+
+/// Those of our test programs whose names match, built in a root.
+pub(crate) fn programs_of(
+    cache: &Cache,
+    (name, root): (&str, &Path),
+    files: &str,
+) -> Result<Vec<PathBuf>> {
+    let script = PROGRAMS.replace("@FILES@", files);
+    let sources = &["tests/guest-programs"];
+    let dir = Build { name, root, sources, extra: &[], script: &script }.make(cache)?;
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -175,14 +186,15 @@ fn build(
     sources: &[&str],
     script: &str,
 ) -> Result<PathBuf> {
-    Build { name, builder, sources, extra: &[], script }.make(cache)
+    Build { name, root: &builder.root, sources, extra: &[], script }.make(cache)
 }
 
 /// A script that runs in a builder on copies of sources.
 #[derive(Debug)]
 pub(crate) struct Build<'a> {
     pub(crate) name: &'a str,
-    pub(crate) builder: &'a Builder,
+    /// A root with what the script takes.
+    pub(crate) root: &'a Path,
     /// Directories of the workspace, at the same places below `/work`.
     pub(crate) sources: &'a [&'a str],
     /// Files and directories of this machine that the script finds in `/work` itself. Only their
@@ -194,8 +206,8 @@ pub(crate) struct Build<'a> {
 impl Build<'_> {
     /// The directory with what the script left.
     pub(crate) fn make(&self, cache: &Cache) -> Result<PathBuf> {
-        let Self { name, builder, sources, extra, script } = self;
-        let mut inputs = format!("1\n{script}\n{}\n", builder.root.display());
+        let Self { name, root, sources, extra, script } = self;
+        let mut inputs = format!("1\n{script}\n{}\n", root.display());
         for source in *sources {
             let dir = workspace().join(source);
             if !dir.is_dir() {
@@ -216,10 +228,7 @@ impl Build<'_> {
                 run_logged(copy.arg("-aL").arg(path).arg(tmp), "copying", &log, BUILD_WAIT)?;
             }
             let mut cmd = tied_private_mounts("sh");
-            cmd.args(["-ec", ENTER, "sh"])
-                .arg(&builder.root)
-                .arg(tmp)
-                .arg(format!("cd /work\n{script}"));
+            cmd.args(["-ec", ENTER, "sh"]).arg(root).arg(tmp).arg(format!("cd /work\n{script}"));
             run_logged(&mut cmd, &format!("building {name}"), &cache.log(name), BUILD_WAIT)?;
             for top in ["vhost-rdma", "tests", "tree"] {
                 let _ = fs::remove_dir_all(tmp.join(top));

@@ -209,6 +209,31 @@ pub(crate) fn owned(packages: &[&str]) -> Vec<String> {
     packages.iter().map(|p| (*p).to_owned()).collect()
 }
 
+/// A root of these packages as a folder: one for programs, with an empty `/host`, or one that
+/// compiles in `/work`. `open` finds its archive.
+pub(crate) fn folder(
+    cache: &Cache,
+    (name, suite): (&str, &str),
+    packages: &[&str],
+    open: &dyn Fn() -> Result<Archive>,
+) -> Result<PathBuf> {
+    let archive = open()?;
+    let inputs = format!("2\n{}\n", archive.resolve(packages)?.join("\n"));
+    if !cache.has(name, &inputs) && archive.renew(cache)? {
+        return folder(cache, (name, suite), packages, open);
+    }
+    let dir = cache.artefact(name, &inputs, |tmp| {
+        let root = tmp.join("root");
+        let recipe = Recipe { name, suite, variant: "apt", packages: &owned(packages) };
+        mmdebstrap(cache, &archive, &recipe, &root)?;
+        for place in ["host", "work"] {
+            fs::create_dir_all(root.join(place))?;
+        }
+        Ok(())
+    })?;
+    Ok(dir.join("root"))
+}
+
 /// A root with QEMU of trixie-backports: stock Debian 12 and 13 are too old for the generic
 /// vhost-user device.
 pub(crate) fn qemu(cache: &Cache) -> Result<PathBuf> {

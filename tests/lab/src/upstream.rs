@@ -185,7 +185,7 @@ pub(crate) fn sparse(cache: &Cache) -> Result<()> {
     let builder = roots::builder(cache, Debian::Trixie)?;
     let build = Build {
         name: "module-sparse",
-        builder: &builder,
+        root: &builder.root,
         sources: products::MODULE_SOURCES,
         extra: &[Path::new("/usr/bin/sparse")],
         script: &SPARSE.replace("@ABI@", &builder.abi),
@@ -204,7 +204,7 @@ pub(crate) fn smatch(cache: &Cache, dir: &Path) -> Result<()> {
     let extra = [found[0].as_path(), found[1].as_path(), parts[2].as_path()];
     let build = Build {
         name: "module-smatch",
-        builder: &builder,
+        root: &builder.root,
         sources: products::MODULE_SOURCES,
         extra: &extra,
         script: &SMATCH.replace("@ABI@", &builder.abi),
@@ -222,7 +222,7 @@ pub(crate) fn kernel(cache: &Cache) -> Result<()> {
     let builder = roots::builder(cache, Debian::TrixieBackports)?;
     let build = Build {
         name: "module-upstream",
-        builder: &builder,
+        root: &builder.root,
         sources: &[],
         extra: &[&made.join("tree")],
         script: &NEWEST.replace("@ABI@", &builder.abi),

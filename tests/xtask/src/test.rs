@@ -112,6 +112,7 @@ const TESTS: &[(When, &str, Run)] = &[
         k8s::test::Args { full, brief: !full, ..Default::default() }.run(c)
     }),
     (Full, "clippy without host-rnic", |c, _| chores::clippy_plain(c)),
+    (Full, "older and newer programs with NICs", |c, _| process::Args::of_other_ages().run(c)),
     (Full, "one process for all networks", |c, _| chores::tests_shaped(c, "one")),
     (Full, "two workers for each network", |c, _| chores::tests_shaped(c, "spread")),
     (Full, "attacks by processes on a neighbour's time", |_, _| {

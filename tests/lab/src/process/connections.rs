@@ -160,7 +160,7 @@ fn ends(release: Release, program: &str) -> bool {
 /// Names, and scripts, for what a release has.
 pub(super) fn all(release: Release) -> Vec<(String, String)> {
     let cmtime = match release {
-        Release::Debian(Debian::Bookworm) | Release::Ubuntu => OLD_CMTIME,
+        Release::Debian(Debian::Bookworm) | Release::Ubuntu | Release::Old => OLD_CMTIME,
         Release::Debian(Debian::Trixie | Debian::TrixieBackports) => CMTIME,
         Release::Next => NEXT_CMTIME,
     };

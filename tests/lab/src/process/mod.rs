@@ -1,4 +1,5 @@
-//! `cargo xtask process test`: programs of Debian 12 and 13, unmodified, with NICs for processes.
+//! `cargo xtask process test`: programs of Debian 12 and 13, or of releases before and after these,
+//! unmodified, with NICs for processes.
 //!
 //! The programs run in containers whose file system is that of the lab's guests, so that a
 //! release's own programs, linker and C library meet libraries that were built on this machine. No
@@ -103,6 +104,9 @@ pub struct Args {
     /// Programs of Debian's next release, with libraries of its rdma-core
     #[arg(long)]
     next: bool,
+    /// Programs of Debian 11, as far as they take no private symbols, with libraries built there
+    #[arg(long)]
+    old: bool,
     /// With a daemon that is not optimised, which is built sooner
     #[arg(long)]
     debug: bool,
@@ -158,18 +162,24 @@ impl Args {
         Self { debian, ..Self::default() }
     }
 
+    /// Of an older release and of the next one.
+    pub fn of_other_ages() -> Self {
+        Self { old: true, next: true, ..Self::default() }
+    }
+
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
         host::require_root()?;
         let daemon = products::daemon(cache, self.debug)?;
         let debians = match self.debian {
             Some(one) => vec![one],
-            None if self.ubuntu.is_some() || self.next => Vec::new(),
+            None if self.ubuntu.is_some() || self.next || self.old => Vec::new(),
             None => vec![Debian::Bookworm, Debian::Trixie],
         };
         let mut releases: Vec<_> = debians.into_iter().map(Release::Debian).collect();
         releases.extend(self.ubuntu.as_ref().map(|_| Release::Ubuntu));
         releases.extend(self.next.then_some(Release::Next));
+        releases.extend(self.old.then_some(Release::Old));
         let (mut table, mut good) = (Vec::new(), true);
         for release in releases {
             let root = release.root(cache, self.ubuntu.as_deref())?;
@@ -199,12 +209,13 @@ impl Args {
     /// All programs that were asked for, one after the other.
     fn programs(&self, cache: &Cache, container: &Container) -> Result<Vec<Row>> {
         // What is built for an older C library runs with a newer one.
-        let built_for = match container.release {
-            Release::Debian(debian) => debian,
-            Release::Ubuntu => Debian::Bookworm,
-            Release::Next => Debian::Trixie,
+        let built = match container.release {
+            Release::Debian(debian) => crate::products::programs(cache, debian)?,
+            Release::Ubuntu => crate::products::programs(cache, Debian::Bookworm)?,
+            Release::Next => crate::products::programs(cache, Debian::Trixie)?,
+            Release::Old => products::old_programs(cache)?,
         };
-        for program in crate::products::programs(cache, built_for)? {
+        for program in built {
             let ours = |name: &&OsStr| OURS.iter().any(|it| *name == *it);
             if let Some(name) = program.file_name().filter(ours) {
                 fs::copy(&program, container.share().join(name))?;
@@ -219,7 +230,8 @@ impl Args {
         let more = connections::all(container.release).into_iter();
         let more = more.map(|(program, script)| (connections::NICS, program, script));
         for (nics, program, script) in pairs.chain(more) {
-            if self.only.as_ref().is_some_and(|part| !program.contains(part)) {
+            let named = self.only.as_ref().is_none_or(|part| program.contains(part));
+            if !named || !container.release.runs(&program) {
                 continue;
             }
             rows.push(run(container, &program, (nics, &script)));

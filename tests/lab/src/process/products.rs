@@ -10,7 +10,7 @@ use super::symbols::newest_glibc;
 use crate::cache::{Cache, tree_digest};
 use crate::exec::{run_logged, tied, workspace};
 use crate::host::{self, Archive};
-use crate::products::{Build, is_source};
+use crate::products::{Build, is_source, programs_of};
 use crate::roots::{self, Debian};
 
 const BUILD_WAIT: Duration = Duration::from_secs(600);
@@ -33,6 +33,8 @@ sh vhost-rdma/process/build.sh /work/tree /work/out
 mv out/lib lib
 rm -rf out
 ";
+/// Debian 11, the oldest release on which they can be built.
+pub(crate) const OLD: &str = "bullseye";
 /// Debian's next release, whose rdma-core (65) has another.
 pub(crate) const NEXT: &str = "forky";
 
@@ -43,14 +45,37 @@ pub(crate) fn libraries(cache: &Cache) -> Result<PathBuf> {
     if host::require_root().is_err() || can_load(&here, OLDEST_GLIBC)? {
         return Ok(here);
     }
+    let builder = roots::builder(cache, Debian::Bookworm)?;
+    built_in(cache, ("process-libraries-oldest", &builder.root), &here)
+}
+
+/// The same for programs of [`OLD`].
+pub(crate) fn old_libraries(cache: &Cache) -> Result<PathBuf> {
+    let here = libraries_of(cache, SUITE)?;
+    built_in(cache, ("process-libraries-old", &old_builder(cache)?), &here)
+}
+
+/// Our programs for processes, for [`OLD`].
+pub(crate) fn old_programs(cache: &Cache) -> Result<Vec<PathBuf>> {
+    programs_of(cache, ("programs-old", &old_builder(cache)?), "process-*")
+}
+
+fn old_builder(cache: &Cache) -> Result<PathBuf> {
+    let open = || Archive::open(cache, &[OLD]);
+    let packages = [&TOOLS[..], &["gcc", "libc6-dev", "libibverbs-dev", "librdmacm-dev"]].concat();
+    roots::folder(cache, ("process-old-builder", OLD), &packages, &open)
+}
+
+/// The libraries that are `here`, built anew in a root.
+fn built_in(cache: &Cache, (name, root): (&str, &Path), here: &Path) -> Result<PathBuf> {
     let made = here.parent().context("the libraries are in a folder of the cache")?;
     let tarball = fs::read_dir(made)?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| path.to_string_lossy().contains(".orig.tar."))
         .context("the source of rdma-core is beside its libraries")?;
     let build = Build {
-        name: "process-libraries-oldest",
-        builder: &roots::builder(cache, Debian::Bookworm)?,
+        name,
+        root,
         sources: &["vhost-rdma/process", "vhost-rdma/guest", "vhost-rdma/abi"],
         extra: &[&tarball],
         script: IN_BUILDER,

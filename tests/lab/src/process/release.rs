@@ -1,4 +1,5 @@
-//! The releases whose programs run: the lab's guests of Debian, and another distribution's root.
+//! The releases whose programs run: the lab's guests of Debian, older and newer releases of it, and
+//! another distribution's root.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,7 @@ use anyhow::{Result, ensure};
 use super::products;
 use crate::cache::Cache;
 use crate::host::{Archive, UBUNTU_KEYRING};
-use crate::roots::{self, Debian, Recipe, owned};
+use crate::roots::{self, Debian};
 
 /// Ubuntu 24.04, by its name in the archive.
 const NOBLE: &str = "noble";
@@ -26,6 +27,20 @@ const PACKAGES: &[&str] = &[
     "ucx-utils",
 ];
 
+/// How the names of those begin that take private symbols.
+const PRIVATE_SYMBOLS: &[&str] = &[
+    "fork",
+    "ib_",
+    "ibv_devices, ibv_devinfo",
+    "libfabric",
+    // The one that works is of perftest.
+    "memory that hangs",
+    "open mpi",
+    "private: ib_",
+    "rdma_cm: ib_",
+    "ucx_perftest",
+];
+
 /// See the module
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Release {
@@ -33,6 +48,8 @@ pub(super) enum Release {
     Ubuntu,
     /// Debian's next, whose rdma-core has another private ABI.
     Next,
+    /// Debian 11: the oldest C library that we build for.
+    Old,
 }
 
 impl Release {
@@ -41,6 +58,7 @@ impl Release {
             Self::Debian(debian) => debian.name(),
             Self::Ubuntu => "ubuntu-24.04",
             Self::Next => products::NEXT,
+            Self::Old => products::OLD,
         }
     }
 
@@ -49,10 +67,8 @@ impl Release {
         match (self, mirror) {
             (Self::Debian(debian), _) => Ok(roots::guest(cache, debian)?.dir.join("root.img")),
             (Self::Ubuntu, mirror) => ubuntu(cache, mirror.unwrap_or_default()),
-            (Self::Next, _) => {
-                let open = || Archive::open(cache, &[products::NEXT]);
-                folder(cache, "process-next", products::NEXT, &open)
-            }
+            (Self::Next, _) => debian(cache, ("process-next", products::NEXT)),
+            (Self::Old, _) => debian(cache, ("process-old", products::OLD)),
         }
     }
 
@@ -62,17 +78,26 @@ impl Release {
         match self {
             Self::Debian(_) | Self::Ubuntu => products::libraries(cache),
             Self::Next => products::libraries_of(cache, products::NEXT),
+            Self::Old => products::old_libraries(cache),
         }
     }
 
+    /// Whether it has a program in a form that can run. Private symbols of Debian 11's libibverbs
+    /// (`IBVERBS_PRIVATE_33`) are wanted by its perftest, UCX and libfabric, all of which are
+    /// linked with libraries of providers, by pyverbs and by `ibv_devinfo`. The source of that
+    /// rdma-core is not in the archive any more, so there are no libraries of it.
+    pub(super) fn runs(self, program: &str) -> bool {
+        self != Self::Old || !PRIVATE_SYMBOLS.iter().any(|start| program.starts_with(start))
+    }
+
     /// Tests of rdma-core's Python suite that must pass. The suite of a release that still changes
-    /// is not run.
+    /// is not run, nor one that takes private symbols which ours have not.
     pub(super) const fn least(self) -> Option<usize> {
         match self {
             Self::Debian(Debian::Bookworm) => Some(108),
             Self::Debian(Debian::Trixie | Debian::TrixieBackports) => Some(129),
             Self::Ubuntu => Some(123),
-            Self::Next => None,
+            Self::Next | Self::Old => None,
         }
     }
 }
@@ -83,25 +108,9 @@ fn ubuntu(cache: &Cache, mirror: &str) -> Result<PathBuf> {
         "{UBUNTU_KEYRING} is not there: the package ubuntu-keyring has it"
     );
     let open = || Archive::ubuntu(cache, mirror, NOBLE, "main universe");
-    folder(cache, "process-ubuntu", NOBLE, &open)
+    roots::folder(cache, ("process-ubuntu", NOBLE), PACKAGES, &open)
 }
 
-fn folder(
-    cache: &Cache,
-    name: &str,
-    suite: &str,
-    open: &dyn Fn() -> Result<Archive>,
-) -> Result<PathBuf> {
-    let archive = open()?;
-    let inputs = format!("1\n{}\n", archive.resolve(PACKAGES)?.join("\n"));
-    if !cache.has(name, &inputs) && archive.renew(cache)? {
-        return folder(cache, name, suite, open);
-    }
-    let dir = cache.artefact(name, &inputs, |tmp| {
-        let packages = owned(PACKAGES);
-        let recipe = Recipe { name, suite, variant: "apt", packages: &packages };
-        roots::mmdebstrap(cache, &archive, &recipe, &tmp.join("root"))?;
-        Ok(std::fs::create_dir_all(tmp.join("root/host"))?)
-    })?;
-    Ok(dir.join("root"))
+fn debian(cache: &Cache, (name, suite): (&str, &str)) -> Result<PathBuf> {
+    roots::folder(cache, (name, suite), PACKAGES, &|| Archive::open(cache, &[suite]))
 }
