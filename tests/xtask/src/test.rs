@@ -88,7 +88,7 @@ const TESTS: &[(When, &str, Run)] = &[
     (Usual, "attacks on a neighbour's time", |_, _| chores::isolation(&[])),
     (Usual, "processes with RDMA devices", |c, _| attempt::Args::as_nobody().run(c)),
     (Usual, "programs with NICs for processes", |c, full| {
-        process::Args::on((!full).then_some(Debian::Trixie)).run(c)
+        process::Args::on((!full).then(|| release_in_turn(chores::turn()))).run(c)
     }),
     (Usual, "kernel driver on all kernels", |c, full| {
         drivers::Args { full, ..Default::default() }.run(c)
@@ -146,6 +146,11 @@ const TESTS: &[(When, &str, Run)] = &[
     (Full, "a pair of trixie-backports VMs", |c, _| a_pair(Debian::TrixieBackports, 1, c)),
     (Full, "a pair of VMs with 2 vCPUs", |c, _| a_pair(Debian::default(), 2, c)),
 ];
+
+/// Whose programs run in containers in this run of CI.
+fn release_in_turn(turn: u32) -> Debian {
+    if turn.is_multiple_of(2) { Debian::Trixie } else { Debian::Bookworm }
+}
 
 fn a_pair(debian: Debian, cpus: u8, cache: &Cache) -> Result<bool> {
     let options = Options { debian, cpus, ..Default::default() };
@@ -218,6 +223,11 @@ mod tests {
             assert_eq!(taken("test --only x"), [true, true, true, true, false]);
             assert_eq!(taken("test --full"), [true; 5]);
         }
+    }
+
+    #[test]
+    fn both_releases_have_their_turn() {
+        assert_eq!([6, 7].map(release_in_turn), [Debian::Trixie, Debian::Bookworm]);
     }
 
     /// Each step, in order, with the run that it comes with and a command that exists.
