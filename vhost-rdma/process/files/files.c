@@ -210,22 +210,44 @@ OPEN_2(__open64_2)
 FOPEN(fopen)
 FOPEN(fopen64)
 
-EXPORT int access(const char *path, int mode)
+/* Whether a file that we make up may be used so: as any file of sysfs. */
+static int may_access(int mode)
 {
-	REAL(int, "access", const char *, int)
-	int ret = real(path, mode);
-
-	if (!ret || !is_missing())
-		return ret;
-	if (is_node(path))
-		return real(NODES_STAND_IN, mode);
-	if (!text_of(path))
-		return ret;
 	if (mode & (W_OK | X_OK)) {
 		errno = EACCES;
 		return -1;
 	}
 	return 0;
+}
+
+#define ACCESS(name)                                                                               \
+	EXPORT int name(const char *path, int mode)                                                \
+	{                                                                                          \
+		REAL(int, #name, const char *, int)                                                \
+		int ret = real(path, mode);                                                        \
+                                                                                                   \
+		if (!ret || !is_missing())                                                         \
+			return ret;                                                                \
+		if (is_node(path))                                                                 \
+			return real(NODES_STAND_IN, mode);                                         \
+		return text_of(path) ? may_access(mode) : ret;                                     \
+	}
+
+ACCESS(access)
+ACCESS(eaccess)
+ACCESS(euidaccess)
+
+/* What a shell asks by (`test -r`). A path that we know has no need of the directory. */
+EXPORT int faccessat(int dir, const char *path, int mode, int flags)
+{
+	REAL(int, "faccessat", int, const char *, int, int)
+	int ret = real(dir, path, mode, flags);
+
+	if (!ret || !is_missing())
+		return ret;
+	if (is_node(path))
+		return real(dir, NODES_STAND_IN, mode, flags);
+	return text_of(path) ? may_access(mode) : ret;
 }
 
 /* Of what a file that we make up is: as any file of sysfs. */

@@ -70,6 +70,9 @@ cat /tmp/server /tmp/client >&2; exit 1
 
 /// What a kernel's driver would have there; other paths are as they are.
 const FILES: &str = "test -c /dev/infiniband/vhost_rdma0
+test -r /dev/infiniband/vhost_rdma0 && test -w /dev/infiniband/vhost_rdma0
+test -r /sys/class/infiniband/vhost_rdma0/node_type
+! test -r /sys/class/infiniband/vhost_rdma0/nothing
 [ \"$(cat /sys/class/infiniband/vhost_rdma0/ports/1/gid_attrs/types/0)\" = 'RoCE v2' ]
 ! test -e /dev/infiniband/uverbs0
 ! test -e /sys/class/infiniband/mlx5_0/node_type
