@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cni_skel::{Attachment, Code, Error, ValidAttachment};
 use vhost_rdma_agent_api as api;
-use vhost_rdma_agent_api::{Checked, Nic, Record, Reply, Request, Step};
+use vhost_rdma_agent_api::{CallError, Checked, FaultKind, Nic, Record, Reply, Request, Step};
 
 use crate::answer;
 
@@ -25,8 +25,7 @@ impl Agent {
     }
 
     fn ask(&self, request: &Request) -> Result<Reply, Error> {
-        api::call(&self.socket, request, PATIENCE)
-            .map_err(|error| Error::new(Code(error.cni_code()), error.to_string()))
+        api::call(&self.socket, request, PATIENCE).map_err(|error| said(&error))
     }
 
     /// The NICs to attach.
@@ -85,11 +84,15 @@ impl Agent {
         self.told(&Request::Detached(api::Detached { attachment, nics }))
     }
 
-    /// What is written down for an attachment, and the live state of its NICs.
+    /// What is written down for an attachment, and the live state of its NICs. The agent refuses
+    /// as not found one of which it knows nothing: that is a pod without a NIC, as most of a
+    /// chain's are.
     pub(crate) fn check(&self, attachment: api::Attachment) -> Result<Vec<Checked>, Error> {
-        match self.ask(&Request::Check(attachment))? {
-            Reply::Checked(checked) => Ok(checked),
-            other => Err(unexpected(&other)),
+        match api::call(&self.socket, &Request::Check(attachment), PATIENCE) {
+            Ok(Reply::Checked(checked)) => Ok(checked),
+            Ok(other) => Err(unexpected(&other)),
+            Err(CallError::Fault(fault)) if fault.kind == FaultKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(said(&error)),
         }
     }
 
@@ -161,6 +164,10 @@ pub(crate) fn id(attachment: &Attachment) -> api::Attachment {
 /// Likewise for one of GC's list.
 pub(crate) fn valid_id(valid: &ValidAttachment) -> api::Attachment {
     api::Attachment { container_id: valid.container_id.clone(), if_name: valid.ifname.clone() }
+}
+
+fn said(error: &CallError) -> Error {
+    Error::new(Code(error.cni_code()), error.to_string())
 }
 
 fn unexpected(reply: &Reply) -> Error {

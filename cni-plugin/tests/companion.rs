@@ -304,6 +304,38 @@ fn what_is_in_the_way_is_refused_and_stays() {
     assert!(pod.left().is_empty() && agent.ledger().records.is_empty());
 }
 
+/// In a chain most pods have no NIC, and of those the agent knows nothing.
+#[test]
+fn gc_and_check_of_a_chain_pass_over_pods_without_a_nic() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let given = lab.ipam();
+    let agent = FakeAgent::start(&lab.socket(), vec![vhost_user("blue-0", "rdma0", "rdma0")]);
+    let mut config = chained(&lab, "1.1.0", &pod);
+    config["ipam"] = json!({"type": "ipam"});
+    lab.call("ADD", &pod, &config).good();
+    let mut plain = variables("CHECK", &pod.path, "eth1", lab.dir.path().to_str().unwrap());
+    plain[1].1 = "plain";
+    plain[4].1 = "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=plain";
+    lab.run(&plain, &config).good();
+    // Alone, a network of one NIC that nobody attached is a difference.
+    let mut one = config.clone();
+    one["deviceID"] = json!("blue-1");
+    assert_eq!(lab.run(&plain, &one).code(), 101);
+    let valid = json!([
+        {"containerID": "plain", "ifname": "eth1"}, {"containerID": CONTAINER, "ifname": "eth1"}
+    ]);
+    let mut collect = config.clone();
+    collect["cni.dev/valid-attachments"] = valid;
+    lab.call("GC", &pod, &collect).good();
+    let told: Value = serde_json::from_slice(&std::fs::read(given.join("gc")).unwrap()).unwrap();
+    let told = told["cni.dev/valid-attachments"].as_array().unwrap();
+    assert!(told.contains(&json!({"containerID": CONTAINER, "ifname": "rdma0"})), "{told:?}");
+    assert!(told.contains(&json!({"containerID": "plain", "ifname": "eth1"})), "{told:?}");
+    // An agent that is away has not said that there is nothing.
+    agent.stop();
+    assert_eq!(lab.run(&plain, &config).code(), 11);
+}
+
 #[test]
 fn gc_removes_what_is_stale_and_only_that() {
     let (lab, pod, other) = (Lab::new(), Pod::new(), Pod::new());

@@ -172,9 +172,13 @@ impl Ledger {
                 let healthy = Live { healthy: true, ..Live::default() };
                 let live = self.live.clone().unwrap_or(healthy);
                 let records = self.of(&attachment).map(|record| record.clone());
-                Reply::Checked(
-                    records.map(|record| Checked { record, live: live.clone() }).collect(),
-                )
+                let checked: Vec<Checked> =
+                    records.map(|record| Checked { record, live: live.clone() }).collect();
+                if checked.is_empty() {
+                    let message = "nothing is attached to this container".to_owned();
+                    return Reply::Fault(Fault { kind: FaultKind::NotFound, message });
+                }
+                Reply::Checked(checked)
             }
             Request::Detach(detach) => {
                 let of = |record: &&mut Record| {
