@@ -63,10 +63,10 @@ impl Waiting {
         self.begun.pop_front()
     }
 
-    /// One that has waited long enough.
-    pub(super) fn take_due(&mut self, now: Nanos) -> Option<Ask> {
+    /// One that has waited long enough, and the job that it waits for.
+    pub(super) fn take_due(&mut self, now: Nanos) -> Option<(u64, Ask)> {
         let (_, job) = self.due.first().copied().filter(|(until, _)| *until <= now)?;
-        self.take(job)
+        self.take(job).map(|ask| (job, ask))
     }
 
     fn take(&mut self, job: u64) -> Option<Ask> {

@@ -103,6 +103,11 @@ impl Ask {
         &self.flow
     }
 
+    /// By which it names memory.
+    pub(crate) const fn key(&self) -> u32 {
+        self.rkey
+    }
+
     /// Whether its sender waits for what becomes of it.
     #[must_use]
     pub const fn is_reliable(&self) -> bool {

@@ -36,8 +36,8 @@ pub enum Arrived {
     Ask(Ask),
     /// The owner of memory that a request waits for has answered; it is to be gone on with.
     Held(Ask),
-    /// That owner did not answer in time.
-    Expired(Ask),
+    /// That owner has not done the job of this number in time.
+    Expired(u64, Ask),
 }
 
 impl From<Inbound> for Arrived {
@@ -58,8 +58,8 @@ impl Ways {
 
     /// The next of what came in, or is over by now.
     pub fn next(&mut self, now: Nanos) -> Option<Arrived> {
-        if let Some(ask) = self.waiting.take_due(now) {
-            return Some(Arrived::Expired(ask));
+        if let Some((job, ask)) = self.waiting.take_due(now) {
+            return Some(Arrived::Expired(job, ask));
         }
         if let Some(ask) = self.waiting.next_ready() {
             return Some(Arrived::Held(ask));

@@ -161,7 +161,7 @@ impl<N: Nics> Execution<'_, N> {
         {
             found = true;
             match arrived {
-                Arrived::Expired(ask) => self.expire(&ask),
+                Arrived::Expired(job, ask) => self.expire(job, ask, now),
                 Arrived::Answer(answer) => self.settle_answer(answer, now),
                 Arrived::Held(ask) => self.execute_ask(ask, true, now),
                 Arrived::Ask(ask) => self.execute_ask(ask, false, now),
@@ -270,15 +270,27 @@ impl<N: Nics> Execution<'_, N> {
         }
     }
 
-    /// The owner that a request waits for did not do its part in time.
-    fn expire(&mut self, ask: &Ask) {
+    /// The owner that a request waits for has not done its part in time.
+    ///
+    /// It may still do it, and is not asked again: what is asked twice is done twice. So the
+    /// request goes on to wait while the job is under way, whoever has given up at the other end.
+    /// Its requester has a time limit of its own, and all that it says meanwhile is this request.
+    /// An unreliable one is not said again, and is dropped.
+    fn expire(&mut self, job: u64, ask: Ask, now: Nanos) {
         self.meter.charge(cost::TIMER);
         if let Some(nic) = self.engine.networks.holder(ask.vni, &ask.flow().dest_gid)
-            && let Some(qp) =
-                self.nic_mut(nic).and_then(|nic| nic.qps.get_mut(&ask.flow().dest_qpn))
-            && qp.own.stream.is_of(&ask.token)
+            && let Some(nic) = self.nic_mut(nic)
         {
-            qp.own.stream.held = false;
+            let is_asked = ask.is_reliable() && nic.is_asked(ask.key(), job);
+            if let Some(qp) = nic.qps.get_mut(&ask.flow().dest_qpn)
+                && qp.own.stream.is_of(&ask.token)
+            {
+                if is_asked {
+                    self.engine.ways.waiting.hold(now.saturating_add(PATIENCE), job, ask);
+                    return;
+                }
+                qp.own.stream.held = false;
+            }
         }
         if ask.is_reliable() {
             let nothing = (Vec::new(), false);

@@ -91,6 +91,12 @@ impl SoftNic {
         Some(Task { ctx: region.ctx, job })
     }
 
+    /// Whether an owner has a job still to do that it was asked for memory of this key.
+    pub(super) fn is_asked(&self, key: u32, job: u64) -> bool {
+        let region = self.backing.mrs.mirrored(key);
+        region.is_some_and(|region| self.backing.mirror.waiter(region.ctx, job).is_some())
+    }
+
     /// Where what a peer reads leaves from, once the owner has put it there.
     pub(super) fn remote_source(
         &self,

@@ -14,7 +14,8 @@
 //!
 //! Two kinds stay where they are. A NIC whose processes mirror memory has jobs under way that name
 //! requesters of its shard; and a NIC that waits for such a job would be answered where it is no
-//! more, so that an atomic could be executed twice.
+//! more, so that an atomic could be executed twice. So it would where the answer has come and its
+//! queue pair has not gone on: what crosses takes no answer along.
 
 use super::engine::{Engine, Execution};
 use super::nic::{NicState, SoftNic};
@@ -23,7 +24,8 @@ use super::waiter::Requester;
 use crate::link::{Gid, NicId, Parcel};
 use crate::nic::Nanos;
 
-/// Jobs of owners that are looked through before a move; where there are more, nobody moves.
+/// Queue pairs, and jobs of owners, that are looked through before a move from where there are
+/// owners; where there are more, nobody moves.
 const JOBS: usize = 4096;
 
 impl SoftNic {
@@ -92,13 +94,24 @@ impl<N: Nics> Execution<'_, N> {
         true
     }
 
-    /// Whether a NIC has asked an owner on this shard, or that takes too long to find out.
+    /// Whether a NIC has asked an owner on this shard, or has what it answered and not gone on yet;
+    /// or that takes too long to find out.
     fn waits_for_owners(&mut self, id: NicId) -> bool {
         let Self { nics, engine, .. } = self;
         engine
             .owners
             .retain(|owner| nics.seen(*owner).is_some_and(|nic| !nic.backing.mirror.is_idle()));
+        if engine.owners.is_empty() {
+            return false;
+        }
+        let Some(nic) = nics.seen(id) else { return false };
         let mut left = JOBS;
+        for qp in nic.qps.values() {
+            left -= 1;
+            if left == 0 || qp.send.as_ref().is_some_and(|send| send.has_asked()) {
+                return true;
+            }
+        }
         for owner in &engine.owners {
             let Some(nic) = nics.seen(*owner) else { continue };
             for waiter in nic.backing.mirror.open() {

@@ -326,6 +326,11 @@ impl SendQueue {
         }
     }
 
+    /// Whether an owner was asked for its part of a piece that is not over.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.owner != Owner::Unasked || self.ahead.pieces().len() > 0
+    }
+
     /// Pieces that may be sent ahead now.
     pub(crate) fn window(&self) -> usize {
         self.credit.saturating_sub(REST).into()

@@ -21,6 +21,7 @@ mod exact;
 mod failures;
 mod flights;
 mod keys;
+mod late;
 mod lifecycle;
 mod mirror;
 mod moves;

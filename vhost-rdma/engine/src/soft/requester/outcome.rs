@@ -24,11 +24,18 @@ impl<N: Nics> Execution<'_, N> {
         let Some(nic) = self.nic_mut(turn.nic) else { return Step::Waits };
         send.owner = match (outcome, send.owner) {
             (Outcome::Later(Awaited::Owner(job)), _) => Owner::Asked(job),
-            // An atomic that was executed is not executed again.
-            (Outcome::NotReady(_) | Outcome::NoAnswer, did @ Owner::Did(_)) => did,
+            // What an owner does, it does once: it is not asked again.
+            (Outcome::NotReady(_) | Outcome::NoAnswer, asked) => asked,
             _ => Owner::Unasked,
         };
-        if !matches!(outcome, Outcome::Done | Outcome::Later(Awaited::Owner(_))) {
+        let goes_on = matches!(
+            outcome,
+            Outcome::Done
+                | Outcome::NotReady(_)
+                | Outcome::NoAnswer
+                | Outcome::Later(Awaited::Owner(_))
+        );
+        if !goes_on {
             send.ahead.forget_pieces();
         }
         match outcome {
