@@ -83,3 +83,44 @@ fn a_byte_that_a_program_has_changed_is_not_stored_again() {
     });
     assert!(messages > 100, "{messages} messages in {TIME:?}");
 }
+
+/// Whether all bytes of a word's first `len` are the same.
+fn is_whole(word: u64, len: u64) -> bool {
+    let all = 0x0101_0101_0101_0101 * (word & 0xff);
+    (word ^ all) << (64 - 8 * len) == 0
+}
+
+/// Messages that are a word, and that end with one.
+#[test]
+fn a_word_is_stored_at_once() {
+    let world = World::new();
+    let (mut a, b) = world.rc_pair();
+    let (source, target) = (a.node.area(64), b.node.area(64));
+    for (before, len) in [(0, 2), (0, 4), (0, 8), (16, 2), (16, 4), (16, 8)] {
+        let stop = AtomicBool::new(false);
+        let (mut messages, mut looks) = (0u64, 0u64);
+        thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut looks = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let word = target.word(before);
+                    assert!(is_whole(word, len), "{before} bytes and {len}: {word:x}");
+                    looks += 1;
+                }
+                looks
+            });
+            let ends = Ends(&stop);
+            let until = Instant::now() + TIME / 8;
+            while Instant::now() < until && !watcher.is_finished() {
+                messages += 1;
+                source.set(&vec![messages as u8; (before + len) as usize]);
+                let (to, key) = (target.addr(0), target.rkey());
+                a.run_ok(&SendWr::write(messages, &[source.part(0, before + len)], to, key));
+            }
+            drop(ends);
+            looks = watcher.join().expect("no part of a word");
+        });
+        assert!(messages > 10 && looks > messages, "{messages} messages, {looks} looks");
+        target.set(&[0; 64]);
+    }
+}

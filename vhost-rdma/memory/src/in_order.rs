@@ -1,4 +1,4 @@
-//! Copies as a NIC makes them: each byte is stored once, and none before those below it.
+//! Copies as a NIC makes them: each byte is stored once, and the last after those below them.
 //!
 //! Programs look at memory that a peer writes, and not only at completions. Some wait for the last
 //! byte of a message and take it that the others are there (`ib_write_lat`). Others change what
@@ -29,7 +29,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 #[cfg(target_arch = "x86_64")]
 use std::sync::atomic::compiler_fence;
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(any(test, not(target_arch = "x86_64")))]
 use std::sync::atomic::fence;
 
 /// From this length on a copy goes by the way that the processor is best at.
@@ -72,18 +72,46 @@ fn best() -> Long {
 /// `source` is readable and `target` writable for `len` bytes, which do not overlap.
 #[inline]
 pub(super) unsafe fn move_run(source: *const u8, target: *mut u8, len: usize) {
-    // SAFETY: the caller's promise; a part of the range is a range of which it holds as well.
+    // SAFETY: the caller's promise.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
-        #[cfg(not(target_arch = "x86_64"))]
-        let (source, target, len) = {
-            // Stores may overtake each other: the last are kept back.
-            let first = len.saturating_sub(size_of::<u64>());
-            move_parts(source, target, first);
-            fence(Ordering::Release);
-            (source.wrapping_add(first), target.wrapping_add(first), len - first)
-        };
         move_parts(source, target, len);
     }
+    // SAFETY: the caller's promise.
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe {
+        move_behind_fences(source, target, len);
+    }
+}
+
+/// The same where stores may overtake each other: those of the last aligned word are kept back, and
+/// each of them comes behind a fence. A store over the end of such a word is not one store on every
+/// such processor (Arm ARM, B2.2.1: FEAT_LSE2), so there is none.
+///
+/// # Safety
+/// As [`move_run`].
+#[cfg(any(test, not(target_arch = "x86_64")))]
+#[inline]
+unsafe fn move_behind_fences(source: *const u8, target: *mut u8, len: usize) {
+    let first = before_the_last_word(target.addr(), len);
+    // SAFETY: the caller's promise; a part of the range is a range of which it holds as well.
+    unsafe {
+        move_parts(source, target, first);
+        let (source, target) = (source.wrapping_add(first), target.wrapping_add(first));
+        let mut run = Run { source, target, left: len - first };
+        while run.left > 0 {
+            fence(Ordering::Release);
+            run.move_next();
+        }
+    }
+}
+
+/// Bytes of a range before the last aligned word that has any of it.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+const fn before_the_last_word(target: usize, len: usize) -> usize {
+    const WORD: usize = size_of::<u64>();
+    let last = target.wrapping_add(len).wrapping_sub(1) % WORD + 1;
+    len.saturating_sub(last)
 }
 
 /// # Safety
@@ -141,6 +169,23 @@ impl Run {
             ptr::write_volatile(self.target.cast::<T>(), value);
         }
         self.pass(size_of::<T>());
+    }
+
+    /// Moves as much as one aligned store of a word or less takes.
+    ///
+    /// # Safety
+    /// As [`move_run`], of what is left, which is not nothing.
+    #[cfg(any(test, not(target_arch = "x86_64")))]
+    unsafe fn move_next(&mut self) {
+        // SAFETY: the caller's promise; the target is a multiple of each size that is taken.
+        unsafe {
+            match (self.target.addr() | 8).trailing_zeros().min(self.left.ilog2()) {
+                3.. => self.move_one::<u64>(),
+                2 => self.move_one::<u32>(),
+                1 => self.move_one::<u16>(),
+                0 => self.move_one::<u8>(),
+            }
+        }
     }
 
     /// Moves four words: the loads of one turn need not wait for its stores.
@@ -313,6 +358,19 @@ mod tests {
                 assert_eq!(target[to..to + len], bytes[from..from + len]);
                 let rest = || target[..to].iter().chain(&target[to + len..]);
                 assert!(rest().all(|&byte| byte == 0xff), "{len} bytes from {from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_word_begins_where_a_word_does() {
+        for target in 0x1000..0x1010 {
+            for len in 0..40 {
+                let first = before_the_last_word(target, len);
+                let last = len - first;
+                assert!(last <= 8 && (last > 0 || len == 0), "{len} bytes at {target:#x}");
+                let begins = first == 0 || (target + first).is_multiple_of(8);
+                assert!(begins, "{len} bytes at {target:#x}: the last {last} are of two words");
             }
         }
     }
