@@ -591,6 +591,7 @@ static bool refused(void)
 #include "process-private-contexts.h"
 #include "process-private-files.h"
 #include "process-private-limits.h"
+#include "process-private-words.h"
 
 static const struct {
 	const char *name;
@@ -602,6 +603,8 @@ static const struct {
 	{ "ordered", ordered, false },
 	{ "datagrams", datagrams, false },
 	{ "atomics", atomics, false },
+	{ "words", whole_words, false },
+	{ "words-filtered", words_filtered, true },
 	{ "unmapped", unmapped, false },
 	{ "beyond", beyond, false },
 	{ "refused", refused, false },
