@@ -56,20 +56,23 @@ pub(super) fn run(shared: &Shared) {
         // One that has handed on what it had is at rest; its end may take a while, and nobody waits
         // for it.
         drop(last.take());
+        let mut handed_on = false;
         let mut why = match started {
             Ok(mut process) => {
                 let why = process.live(shared, &mut next);
-                last = Some(process).filter(|_| shared.state().legacy.is_some());
+                handed_on = shared.state().legacy.is_some();
+                last = Some(process).filter(|_| handed_on);
                 why
             }
+            // What an earlier one has left is for the first that can be started.
             Err(error) => format!("cannot be started: {error}"),
         };
         let wait = {
             let mut state = shared.state();
             if state.stopping {
-                return mourn(state);
+                return over(shared, state);
             }
-            if state.legacy.is_some() {
+            if handed_on {
                 // As it was asked to.
                 mourn(state);
                 continue;
@@ -95,6 +98,13 @@ fn mourn(mut state: MutexGuard<'_, State>) {
     let over = state.mourn();
     drop(state);
     over.into_iter().for_each(|(held, ending)| held.end(ending));
+}
+
+/// There will be no other process. Whoever wants to know what the last one told finds all of it.
+fn over(shared: &Shared, mut state: MutexGuard<'_, State>) {
+    state.over = true;
+    mourn(state);
+    shared.wake();
 }
 
 /// How often the memory killer has ended a process of this network.
@@ -138,6 +148,7 @@ impl Process {
     fn start(shared: &Shared, standby: Option<Self>) -> io::Result<Self> {
         let mut ready = None;
         if let Some(mut process) = standby {
+            process.can_be_reached(shared)?;
             // NICs may have changed since; one that died meanwhile is of no use.
             let told = process.lend(shared).and_then(|()| process.update_nics(shared));
             let told = told.and_then(|()| process.tell_peers(shared));
@@ -147,12 +158,41 @@ impl Process {
             Some(process) => process,
             None => Self::begin(shared)?,
         };
-        process.connect(shared)?;
-        process.hand_on(shared)?;
-        if shared.state().lent {
-            process.lend(shared)?;
+        match process.take_over(shared) {
+            Ok(()) => Ok(process),
+            Err(error) => {
+                process.hear_out(shared);
+                Err(error)
+            }
         }
-        Ok(process)
+    }
+
+    /// Gives it what it goes on with.
+    fn take_over(&mut self, shared: &Shared) -> io::Result<()> {
+        self.connect(shared)?;
+        self.hand_on(shared)?;
+        if shared.state().lent { self.lend(shared) } else { Ok(()) }
+    }
+
+    /// Ends the process, and takes what it has told by then: some sessions may have gone on, and
+    /// whoever comes next must not go on with one that is in the middle of a message.
+    fn hear_out(&mut self, shared: &Shared) {
+        self.end();
+        // Nobody adds to it any more.
+        while let Ok(Some(packet)) = self.wire.receive() {
+            let Ok((report, rest)) = understand(packet) else { return };
+            shared.take(report, rest);
+        }
+    }
+
+    /// Whoever wants the network's end reaches it from now on; an error if that is wanted already.
+    fn can_be_reached(&self, shared: &Shared) -> io::Result<()> {
+        let mut state = shared.state();
+        if state.stopping {
+            return Err(io::Error::other("nobody wants it any more"));
+        }
+        state.starting = Some(self.wire.clone());
+        Ok(())
     }
 
     /// Starts a process with the network's NICs.
@@ -164,8 +204,7 @@ impl Process {
         shared.cgroup.enter(child.id());
         let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
         let mut process = Self { child, wire: Arc::new(wire), kept, refused: BTreeMap::new() };
-        // Whoever wants the network's end reaches it here.
-        shared.state().starting = Some(process.wire.clone());
+        process.can_be_reached(shared)?;
         if let Err(error) = shared.store.keep(&process.kept.1, process.wire.as_fd()) {
             let network = &shared.start.network;
             tracing::warn!(network, %error, "its sessions may not survive the daemon's end");
@@ -386,6 +425,8 @@ impl Process {
         {
             let mut state = shared.state();
             if state.stopping {
+                drop(state);
+                self.hear_out(shared);
                 return String::new();
             }
             state.wire = Some(self.wire.clone());

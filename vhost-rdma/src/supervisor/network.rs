@@ -67,6 +67,12 @@ fn trouble(why: String) -> AttachError {
 }
 
 impl Network {
+    /// One without a keeper.
+    #[cfg(test)]
+    pub(super) fn of(shared: Shared) -> Self {
+        Self { shared: Arc::new(shared), keeper: Mutex::default() }
+    }
+
     /// Starts the network's process and waits until it is ready.
     pub(super) fn start(
         start: Start,

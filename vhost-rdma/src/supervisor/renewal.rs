@@ -37,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// no longer, and loses what it has.
 const TOGETHER: Duration = Duration::from_secs(5);
 
+/// How long the end of one that was not at rest is waited for.
+const ENDING: Duration = Duration::from_secs(1);
+
 /// How long the next process may take to stand by; without it traffic pauses for as long.
 const READY: Duration = Duration::from_secs(5);
 
@@ -73,30 +76,33 @@ impl Network {
     }
 
     /// The end of this daemon's part in it: what its process has saved is in `store` afterwards,
-    /// and all sessions are.
+    /// and all sessions are, whatever becomes of the process meanwhile.
     pub(super) fn hand_down(&self, store: &Store) -> io::Result<()> {
         let shared = self.shared();
-        let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)?;
         let since = Clock::new().now();
-        let saved = shared.take_wire().and_then(|(wire, id, answered)| {
-            let saved = save(&wire, (id, &answered), &file, TOGETHER);
-            shared.state().stopping = true;
-            hang_up(&wire);
-            saved
-        });
-        match saved {
-            Ok(_) => store.keep(&format!("state.{since}@{}", self.name()), file.as_fd())?,
+        // If it ends now, or has just ended, no other goes on with the sessions.
+        shared.state().stopping = true;
+        let saved =
+            memory("vhost-rdma-state").map_err(|error| error.to_string()).and_then(|file| {
+                let (wire, id, answered) = shared.take_wire()?;
+                let saved = save(&wire, (id, &answered), &file, TOGETHER);
+                hang_up(&wire);
+                saved.map(|_| file)
+            });
+        let state_kept = match saved {
+            Ok(file) => store.keep(&format!("state.{since}@{}", self.name()), file.as_fd()),
             Err(why) => {
                 let network = self.name();
                 tracing::error!(network, why, "nothing is handed on: devices are lost");
+                // It is not at rest: what it tells of sessions counts until it has ended. One that
+                // is being started has some that are not with the others.
+                shared.give_up();
+                shared.wake();
+                shared.wait_until(ENDING, |state| state.over);
+                Ok(())
             }
-        }
+        };
         let mut state = shared.state();
-        let qpns = memfd_create("vhost-rdma-qpns", MemfdFlags::CLOEXEC)?;
-        let mut file = File::from(qpns.try_clone()?);
-        serde_json::to_writer(&file, &state.lent())?;
-        file.rewind()?;
-        store.keep(&format!("qpns@{}", self.name()), qpns.as_fd())?;
         let configs: BTreeMap<String, NicConfig> =
             state.nics.iter().map(|(name, known)| (name.clone(), known.config.clone())).collect();
         for (id, held) in &mut state.sessions {
@@ -104,54 +110,87 @@ impl Network {
                 held.hand_down(store, Whose::of(config, *id));
             }
         }
-        Ok(())
+        let qpns = memory("vhost-rdma-qpns")?;
+        let mut file = File::from(qpns.try_clone()?);
+        serde_json::to_writer(&file, &state.lent())?;
+        file.rewind()?;
+        store.keep(&format!("qpns@{}", self.name()), qpns.as_fd())?;
+        state_kept
     }
 
     /// See the module.
     pub(super) fn renew(&self) -> Result<Renewed, AttachError> {
         let shared = self.shared();
-        let trouble = |why: String| AttachError::Resources(format!("its process: {why}"));
+        // Before anybody stands by: one that nobody needs then would be there for ever.
+        let file = memory("vhost-rdma-state")
+            .map_err(|error| AttachError::io("make a file of memory", error))?;
         shared.ready().map_err(trouble)?;
-        shared.state().standby = Standby::Wanted;
-        eventfd::signal(shared.bell.as_fd());
-        let is_over = |state: &State| state.wire.is_none() || state.standby != Standby::Wanted;
-        shared.wait_until(READY, is_over);
-        // The one that serves them is not ended for one that could not.
-        let refused = match &shared.state().standby {
-            Standby::Refused(why) => Some(why.clone()),
-            _ => None,
-        };
-        if let Some(why) = refused {
-            return Err(trouble(format!(
-                "the next one would be without a NIC that this one has: {why}"
-            )));
-        }
+        self.have_one_stand_by()?;
         let begin = Instant::now();
-        let file = memfd_create("vhost-rdma-state", MemfdFlags::CLOEXEC)
-            .map_err(|error| AttachError::io("make a file of memory", error.into()))?;
-        let (wire, id, answered) = shared.take_wire().map_err(trouble)?;
-        let names = save(&wire, (id, &answered), &file, PATIENCE);
+        let lives = shared.state().lives;
+        let (wire, names) = match shared.take_wire() {
+            Ok((wire, id, answered)) => {
+                let names = save(&wire, (id, &answered), &file, PATIENCE);
+                (Some(wire), names)
+            }
+            // Another one is on its way, which is what was asked for.
+            Err(why) => (None, Err(why)),
+        };
         let served: Vec<String> = {
             let mut state = shared.state();
             match names {
-                Ok(names) => {
+                Ok(names) if state.lives == lives => {
                     let nics = names.into_iter().collect();
                     state.legacy = Some(Legacy { file, nics });
                 }
+                // The next one may have begun without it.
+                Ok(_) => tracing::error!(network = self.name(), "it died: devices are lost"),
                 Err(why) => {
                     let network = self.name();
                     tracing::error!(network, why, "nothing is handed on: devices are lost");
                 }
             }
+            state.kept.clear();
             state.sessions.values().map(|held| held.nic.clone()).collect()
         };
         // The keeper starts the next one as soon as this one has ended.
-        hang_up(&wire);
+        wire.iter().for_each(|wire| hang_up(wire));
         shared.ready().map_err(trouble)?;
         let kept = std::mem::take(&mut shared.state().kept);
         let (kept, lost) = served.into_iter().partition(|nic| kept.contains(nic));
         Ok(Renewed { kept, lost, pause: begin.elapsed() })
     }
+
+    /// Has another process be ready, if it can be had soon.
+    fn have_one_stand_by(&self) -> Result<(), AttachError> {
+        let shared = self.shared();
+        {
+            let mut state = shared.state();
+            if state.wire.is_none() {
+                return Ok(());
+            }
+            state.standby = Standby::Wanted;
+        }
+        eventfd::signal(shared.bell.as_fd());
+        let is_over = |state: &State| state.wire.is_none() || state.standby != Standby::Wanted;
+        shared.wait_until(READY, is_over);
+        // One that is late is not begun any more.
+        match std::mem::take(&mut shared.state().standby) {
+            // The one that serves them is not ended for one that could not.
+            Standby::Refused(why) => Err(trouble(format!(
+                "the next one would be without a NIC that this one has: {why}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn trouble(why: String) -> AttachError {
+    AttachError::Resources(format!("its process: {why}"))
+}
+
+fn memory(name: &str) -> io::Result<OwnedFd> {
+    Ok(memfd_create(name, MemfdFlags::CLOEXEC)?)
 }
 
 impl Shared {

@@ -65,7 +65,12 @@ pub(super) struct State {
     /// To one that is being started.
     pub(super) starting: Option<Arc<Wire>>,
     pub(super) pid: Option<u32>,
+    /// It is to end, and no other is to be started.
     pub(super) stopping: bool,
+    /// It has ended, and what it told is known.
+    pub(super) over: bool,
+    /// How many processes there were.
+    pub(super) lives: u64,
     pub(super) nics: BTreeMap<String, Known>,
     pub(super) sessions: BTreeMap<u64, Held>,
     pub(super) restarts: Restarts,
@@ -140,6 +145,11 @@ impl State {
         self.wire = None;
         self.starting = None;
         self.pid = None;
+        self.lives += 1;
+        // Nobody stands by for one that is not there.
+        if self.standby == Standby::Wanted {
+            self.standby = Standby::No;
+        }
         self.pending.clear();
         self.late_until = None;
         for (name, nic) in &mut self.nics {

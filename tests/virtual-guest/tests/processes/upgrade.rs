@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
 
 use serde_json::Value;
 use virtual_guest::daemon::{Daemon, DaemonOptions, binary, patience};
@@ -250,5 +251,46 @@ fn the_socket_of_a_nic_for_processes_stays_where_it_is() {
         assert_eq!(shown, path.display().to_string());
         world.daemon.run(&["reload"]);
         works(&path);
+    }
+}
+
+/// The process dies while it comes to rest, has died and is away, or the next one is just being
+/// started, when the daemon becomes another program. Its guests lose their devices, as by any death
+/// of it, and no VMM its connection.
+#[test]
+fn a_process_that_dies_in_an_upgrade_costs_no_vmm_its_connection() {
+    let world = world(false);
+    let daemon = &world.daemon;
+    let mut nodes = ["net", "net"].map(|network| node(&world, network));
+    // The first death of a process costs a tenth of a second; what an upgrade takes before guests
+    // stand still depends on the machine.
+    for before in (0..5).map(|n| Duration::from_millis(n * 40)) {
+        writes(&mut pair(&nodes[0], &nodes[1]), 1);
+        daemon.install(&program());
+        let begun = daemon.log().matches("becoming another program").count();
+        std::thread::scope(|scope| {
+            let upgrading = scope.spawn(|| daemon.cli(&["upgrade", "--json"]));
+            if before.is_zero() {
+                let is_begun = || daemon.log().matches("becoming another program").count() > begun;
+                eventually("it does not begin", is_begun);
+            } else {
+                // Or before it has looked at the new one.
+                std::thread::sleep(before);
+            }
+            if let Some(pid) = processes(daemon).get("net") {
+                // It may have ended by itself.
+                let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
+            }
+            // Who lost a device is not ready again, which it says.
+            println!("{before:?}: {:?}", upgrading.join().expect("no panic"));
+        });
+        for node in &mut nodes {
+            let name = &node.name;
+            eventually("its connection is lost", || {
+                let shown = daemon.show_nic(name);
+                shown["session"] == "connected" || shown["session"] == "driver_ready"
+            });
+            *node = start_anew(node);
+        }
     }
 }

@@ -36,7 +36,7 @@ pub(in crate::supervisor) fn shared() -> Shared {
 }
 
 /// Session `id`, and what is told at its end.
-fn hold(shared: &Shared, id: u64) -> (UnixStream, Receiver<Ending>) {
+pub(in crate::supervisor) fn hold(shared: &Shared, id: u64) -> (UnixStream, Receiver<Ending>) {
     let (near, far) = UnixStream::pair().unwrap();
     let (ended, end) = channel();
     let nic = "n".to_owned();

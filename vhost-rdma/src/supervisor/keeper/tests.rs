@@ -1,6 +1,9 @@
 //! What a process says, and one that refuses.
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
 use super::super::calls::tests;
+use super::super::network::Network;
 use super::super::state::Known;
 use super::*;
 use crate::network_process::{Numbered, TEXT_MAX};
@@ -162,8 +165,148 @@ fn descriptors_of_other_kinds_are_no_memory_and_no_signal() {
         assert!(check_kinds(&report, &files(&|| pipe.try_clone().unwrap().into())).is_err());
     }
     let signal = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-    let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let memory = memfd_create("m", MemfdFlags::CLOEXEC).unwrap();
     let told = |change, file| check_kinds(&Report::Changed(1, change), &[file]);
     told(Change::Kick(0), signal).unwrap();
     told(Change::Plugged(piece), memory).unwrap();
+}
+
+fn memory() -> OwnedFd {
+    memfd_create("m", MemfdFlags::CLOEXEC).unwrap()
+}
+
+/// Waits until a network is so.
+fn eventually(shared: &Shared, is_so: impl Fn(&State) -> bool) {
+    let begin = Instant::now();
+    while !is_so(&shared.state()) {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it is not so");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// An upgrade comes just when the next process is told of a session.
+#[test]
+fn a_session_on_its_way_to_the_next_process_is_handed_down() {
+    let network = Network::of(tests::shared());
+    let shared = network.shared();
+    shared.state().nics.insert("n".to_owned(), Known::of(&nic("n", 1)));
+    let (_vmm, end) = tests::hold(shared, 1);
+    // As many as are told without an answer.
+    for start in 0..UNANSWERED as u64 {
+        let piece = crate::device::Piece { start, len: 4096, vmm: 0, offset: 0 };
+        let plugged = Change::Plugged(piece);
+        shared.state().held(1, |held| drop(held.take(plugged, vec![memory()], false)));
+    }
+    // The other end answers nothing.
+    let (near, _far) = Wire::pair().unwrap();
+    let mut process = process(near);
+    let store = Store::own();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            process.can_be_reached(shared).unwrap();
+            assert!(process.take_over(shared).is_err(), "it was hung up on");
+            process.hear_out(shared);
+            over(shared, shared.state());
+        });
+        eventually(shared, |state| state.sessions.is_empty());
+        network.hand_down(&store).unwrap();
+    });
+    let names: Vec<String> = store.take().into_iter().map(|(name, _)| name).collect();
+    let has = |what: &str| names.iter().any(|name| name.starts_with(what) && name.ends_with("@n"));
+    assert!(has("stream.") && has("ledger."), "{names:?}");
+    assert!(end.try_recv().is_err(), "it goes on");
+    // And nobody is started for a daemon that becomes another one.
+    let (near, _far) = Wire::pair().unwrap();
+    assert!(self::process(near).can_be_reached(shared).is_err());
+}
+
+/// One session has gone on, and its VMM says something, when the process dies over the next one.
+#[test]
+fn what_a_process_told_before_it_failed_to_start_counts() {
+    let shared = tests::shared();
+    let (_busy, busy) = tests::hold(&shared, 1);
+    let (_quiet, quiet) = tests::hold(&shared, 2);
+    let (near, far) = Wire::pair().unwrap();
+    let far = Wire::new(far);
+    let dies = std::thread::spawn(move || {
+        while let Ok(Some(packet)) = far.receive() {
+            let Numbered { id, request } = decode(&packet.bytes).unwrap();
+            let say = |report: &Report| far.send(&encode(report).unwrap(), &[]).unwrap();
+            if matches!(request, Request::GoOn(2)) {
+                say(&Report::Begun(1));
+                return;
+            }
+            say(&Report::Answer(id, Answer::Done));
+        }
+    });
+    let mut process = process(near);
+    process.hand_over(&shared, 1).unwrap();
+    let id = process.say(&shared, Request::GoOn(2), &[]).unwrap();
+    assert!(id > 0);
+    dies.join().unwrap();
+    // It is found dead before what it told is read.
+    assert!(process.hand_over(&shared, 2).is_err());
+    process.hear_out(&shared);
+    mourn(shared.state());
+    assert!(matches!(busy.try_recv(), Ok(Ending::Broken(_))), "its message is lost");
+    assert!(quiet.try_recv().is_err(), "it goes on");
+}
+
+/// The one that serves dies while another is to stand by for it.
+#[test]
+fn a_restart_that_comes_when_the_process_dies_leaves_nobody_standing_by() {
+    let network = Network::of(tests::shared());
+    let shared = network.shared();
+    let (_vmm, _end) = tests::hold(shared, 1);
+    let wire = || {
+        let (near, far) = Wire::pair().unwrap();
+        shared.state().wire = Some(Arc::new(near));
+        shared.wake();
+        far
+    };
+    let _first = wire();
+    std::thread::scope(|scope| {
+        let renewing = scope.spawn(|| network.renew());
+        eventually(shared, |state| state.standby == Standby::Wanted);
+        mourn(shared.state());
+        shared.wake();
+        // As long as it takes at least.
+        std::thread::sleep(Duration::from_millis(100));
+        let _next = wire();
+        let renewed = renewing.join().unwrap().unwrap();
+        assert_eq!((renewed.kept, renewed.lost), (vec![], vec!["n".to_owned()]));
+    });
+    assert_eq!(shared.state().standby, Standby::No);
+    assert!(shared.state().legacy.is_none());
+}
+
+/// Has the keeper end, also where a test fails.
+struct Stops<'a>(&'a Shared);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.state().stopping = true;
+        self.0.wake();
+        self.0.give_up();
+    }
+}
+
+/// What is started is this test program, which has no such test and ends.
+#[test]
+fn what_is_handed_on_waits_for_a_process_that_starts() {
+    let mut shared = tests::shared();
+    shared.start.network = "nothing-is-called-so".to_owned();
+    let nics = std::iter::once("n".to_owned()).collect();
+    shared.state().legacy = Some(Legacy { file: memory(), nics });
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(&shared));
+        let _ends = Stops(&shared);
+        eventually(&shared, |state| state.restarts.deaths() >= 3);
+        let state = shared.state();
+        assert!(state.trouble.is_some(), "nobody is told");
+        assert!(state.legacy.is_some(), "it is lost");
+        // Each took twice as long as the one before.
+        assert_eq!(state.lives, state.restarts.deaths());
+    });
+    assert!(shared.state().over);
 }
