@@ -185,3 +185,65 @@ static bool whole_words(void)
 	    !WEXITSTATUS(status));
 	return true;
 }
+
+/* ---- What a peer writes beside what is read and sent ----------------------------------------- */
+
+struct writer {
+	const struct ibv_mr *near_mr, *far_mr;
+	int ends;
+	uint64_t lost;
+};
+
+enum { WRITTEN = 3008, FROM = 8000 };
+
+/* A word of the near memory, again and again: it is there when its write is complete. */
+static void *write_beside(void *arg)
+{
+	struct writer *of = arg;
+	struct ibv_sge list = sge(bss[1] + FROM, 8, of->far_mr);
+	struct ibv_send_wr *bad, wr = {
+		.sg_list = &list, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED,
+	};
+	struct ibv_wc wc;
+	uint64_t i;
+
+	wr.wr.rdma.remote_addr = (uintptr_t)bss[0] + WRITTEN;
+	wr.wr.rdma.rkey = of->near_mr->rkey;
+	for (i = 1; !__atomic_load_n(&of->ends, __ATOMIC_RELAXED) && !of->lost; i++) {
+		store_word(bss[1] + FROM, 8, i);
+		if (ibv_post_send(ends[1].qp, &wr, &bad) || next(&ends[1], &wc) ||
+		    load_word(bss[0] + WRITTEN, 8) != i)
+			of->lost = i;
+	}
+	return NULL;
+}
+
+/* A fenced request takes what a read brings, and beside it what a peer writes at that time. */
+static bool fenced_beside(void)
+{
+	struct ibv_mr *near_mr = ibv_reg_mr(ends[0].pd, bss[0], ROOM, ALL);
+	struct ibv_mr *far_mr = ibv_reg_mr(ends[1].pd, bss[1], ROOM, ALL);
+	struct writer of = { near_mr, far_mr, 0, 0 };
+	double end = now() + WORD_MS / 1e3;
+	struct ibv_wc wc;
+	pthread_t thread;
+	bool good = true;
+
+	TRY(near_mr && far_mr);
+	MUST(make(IBV_QPT_RC, false, false));
+	TRY(!pthread_create(&thread, NULL, write_beside, &of));
+	while (good && now() < end && !__atomic_load_n(&of.lost, __ATOMIC_RELAXED))
+		good = post(IBV_WR_RDMA_READ, 0, sge(bss[0] + 500, 1000, near_mr),
+			    (struct remote){ bss[1] + 5000, far_mr, 0, 0 }) &&
+		       post(IBV_WR_RDMA_WRITE, IBV_SEND_FENCE | IBV_SEND_SIGNALED,
+			    sge(bss[0], 4000, near_mr), (struct remote){ bss[1], far_mr, 0, 0 }) &&
+		       done(&ends[0], &wc, IBV_WC_SUCCESS);
+	__atomic_store_n(&of.ends, 1, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	MUST(good);
+	if (of.lost)
+		return fail("write %llu of a peer is lost", (unsigned long long)of.lost);
+	TRY(!ibv_dereg_mr(near_mr) && !ibv_dereg_mr(far_mr));
+	return true;
+}

@@ -605,6 +605,7 @@ static const struct {
 	{ "atomics", atomics, false },
 	{ "words", whole_words, false },
 	{ "words-filtered", words_filtered, true },
+	{ "fenced-beside", fenced_beside, false },
 	{ "unmapped", unmapped, false },
 	{ "beyond", beyond, false },
 	{ "refused", refused, false },

@@ -176,6 +176,7 @@ struct vrdma_qp {
 	struct vrdma_cq_link links[2];
 	enum ibv_qp_state state;
 	uint32_t max_inline;
+	uint32_t sq_elements;		/* of a send, that the device takes: for mirror.h */
 	bool sig_all;
 	/* Between ibv_wr_start() and ibv_wr_complete(). */
 	struct virtio_rdma_sq_wqe *wr_cur;

@@ -45,6 +45,23 @@ static uint32_t qp_type(enum ibv_qp_type type)
 	       type == IBV_QPT_UC ? VIRTIO_RDMA_QPT_UC : VIRTIO_RDMA_QPT_UD;
 }
 
+/*
+ * Elements of a send. With private memory the device is to take as many as a slot has room for:
+ * one of the program's may become several (mirror.c).
+ */
+static uint32_t send_elements(const struct ibv_qp_init_attr_ex *attr,
+			      const struct virtio_rdma_qp_req *drv)
+{
+	const struct vrdma_context *ctx = to_vctx(attr->pd->context);
+	uint32_t room;
+
+	if (!drv->sq_entries || !__atomic_load_n(&ctx->mirror, __ATOMIC_ACQUIRE))
+		return attr->cap.max_send_sge;
+	room = ((1u << drv->sq_log2_stride) - VIRTIO_RDMA_SQ_WQE_DATA) /
+	       (uint32_t)sizeof(struct virtio_rdma_sge);
+	return room < ctx->max_send_sge ? room : ctx->max_send_sge;
+}
+
 static void qp_to_wire(struct virtio_rdma_qp_create_req *req,
 		       const struct ibv_qp_init_attr_ex *attr, const struct virtio_rdma_qp_req *drv)
 {
@@ -58,7 +75,7 @@ static void qp_to_wire(struct virtio_rdma_qp_create_req *req,
 	req->rq_entries = htole32(drv->rq_entries);
 	req->max_send_wr = htole32(attr->cap.max_send_wr);
 	req->max_recv_wr = htole32(attr->cap.max_recv_wr);
-	req->max_send_sge = htole16((uint16_t)attr->cap.max_send_sge);
+	req->max_send_sge = htole16((uint16_t)send_elements(attr, drv));
 	req->max_recv_sge = htole16((uint16_t)attr->cap.max_recv_sge);
 	req->max_inline = htole16((uint16_t)attr->cap.max_inline_data);
 	req->sq_log2_stride = drv->sq_log2_stride;
@@ -108,6 +125,7 @@ int vrdma_local_create_qp_ex(struct ibv_context *context, struct verbs_qp *vqp,
 	if (ret)
 		return ret;
 	qp_begin(context, vqp, attr);
+	to_vqp(&vqp->qp)->sq_elements = le16toh(req.max_send_sge);
 	vqp->qp.qp_num = le32toh(made.qpn);
 	vqp->qp.handle = vqp->qp.qp_num;
 	answer->qpn = vqp->qp.qp_num;

@@ -109,44 +109,116 @@ static struct span brought(struct vrdma_qp *qp, uint32_t index, const struct vrd
 	return found;
 }
 
-/*
- * A fenced request begins when the reads before it have ended (IBTA 10.8.3.3), and may send what
- * they bring: that is in the in half by then, and nowhere else. So such an element leaves from
- * there, with what it has beside it. 0 if no read concerns it.
- */
-static int leave_fenced(struct vrdma_qp *qp, uint32_t index, const struct vrdma_region *region,
-			struct span source)
+/* A part of an element, from its beginning on: what a read brings, or what is beside that. */
+static struct span part_of(struct vrdma_qp *qp, uint32_t index, const struct vrdma_region *region,
+			   struct span source, int *is_brought)
 {
 	struct span next = brought(qp, index, region, source.from);
 
-	if (next.from >= source.to)
-		return 0;
-	while (source.from < source.to) {
-		next = brought(qp, index, region, source.from);
-		if (next.from > source.to)
-			next.from = source.to;
-		if (next.from > source.from)
-			memcpy(region->in + source.from, region->memory + source.from,
-			       next.from - source.from);
-		source.from = next.to;
-	}
-	return 1;
+	*is_brought = next.from <= source.from;
+	next.to = *is_brought ? next.to : next.from;
+	return (struct span){ source.from, next.to < source.to ? next.to : source.to };
 }
 
-static void leave(struct vrdma_mirror *mirror, struct vrdma_qp *qp, uint32_t index,
-		  struct virtio_rdma_sge *sge)
+/*
+ * All of an element leaves from the in half, with what it has beside what reads bring. What a peer
+ * writes there at this very time may be lost: it is in the in half too, until it is copied.
+ */
+static void leave_together(struct vrdma_qp *qp, uint32_t index, const struct vrdma_region *region,
+			   struct span source)
 {
-	const struct virtio_rdma_sq_wqe *wqe = vrdma_wqe(&qp->sq, index);
+	struct span part;
+	int is_brought;
+
+	for (; source.from < source.to; source.from = part.to) {
+		part = part_of(qp, index, region, source, &is_brought);
+		if (!is_brought)
+			memcpy(region->in + part.from, region->memory + part.from,
+			       part.to - part.from);
+	}
+}
+
+/* As elements of up to `most`, at least one; their number, or 0: it takes more. */
+static unsigned int leave_apart(struct vrdma_qp *qp, uint32_t index,
+				const struct vrdma_region *region, struct span source,
+				struct virtio_rdma_sge *parts, unsigned int most)
+{
+	unsigned int num = 0;
+	struct span part;
+	int is_brought;
+
+	for (; source.from < source.to; source.from = part.to, num++) {
+		if (num == most)
+			return 0;
+		part = part_of(qp, index, region, source, &is_brought);
+		parts[num].addr = htole64(region->iova + part.from +
+					  (is_brought ? 0 : region->half));
+		parts[num].length = htole32((uint32_t)(part.to - part.from));
+		parts[num].lkey = htole32(region->key);
+		if (!is_brought)
+			memcpy(region->in + region->half + part.from, region->memory + part.from,
+			       part.to - part.from);
+	}
+	return num;
+}
+
+/*
+ * A fenced request begins when the reads before it have ended (IBTA 10.8.3.3), and may send what
+ * they bring: that is in the in half by then, and nowhere else. What lies beside it leaves from the
+ * out half, as of any request. So such an element becomes several, if the device takes so many.
+ */
+static unsigned int leave_fenced(struct vrdma_mirror *mirror, struct vrdma_qp *qp, uint32_t index,
+				 const struct virtio_rdma_sge *sge, struct virtio_rdma_sge *parts,
+				 unsigned int most)
+{
 	struct vrdma_region *region = region_of(mirror, sge);
 	uint32_t len = le32toh(sge->length);
+	unsigned int num = 1;
+	struct span all;
+	size_t at;
+
+	parts[0] = *sge;
+	if (!region)
+		return 1;
+	if (!refuse(region, &parts[0], &at)) {
+		all = (struct span){ at, at + len };
+		num = leave_apart(qp, index, region, all, parts, most);
+		if (!num) {
+			leave_together(qp, index, region, all);
+			parts[0] = *sge;
+			num = 1;
+		}
+	}
+	vrdma_region_put(region);
+	return num;
+}
+
+static void leave_all_fenced(struct vrdma_mirror *mirror, struct vrdma_qp *qp, uint32_t index)
+{
+	struct virtio_rdma_sge parts[(1u << VIRTIO_RDMA_WQE_MAX_LOG2_STRIDE) /
+				     sizeof(struct virtio_rdma_sge)];
+	struct virtio_rdma_sq_wqe *wqe = vrdma_wqe(&qp->sq, index);
+	unsigned int left = le16toh(wqe->num_sge), num = 0, most;
+	struct virtio_rdma_sge *sges = sq_sges(wqe), *sge;
+
+	most = left > qp->sq_elements ? left : qp->sq_elements;
+	for (sge = sges; left; sge++) {
+		left--;
+		num += leave_fenced(mirror, qp, index, sge, parts + num, most - num - left);
+	}
+	memcpy(sges, parts, num * sizeof(parts[0]));
+	wqe->num_sge = htole16(num);
+}
+
+static void leave(struct vrdma_mirror *mirror, struct virtio_rdma_sge *sge)
+{
+	struct vrdma_region *region = region_of(mirror, sge);
 	size_t at;
 
 	if (!region)
 		return;
-	if (!refuse(region, sge, &at) &&
-	    !(wqe->flags & VIRTIO_RDMA_SEND_FENCE &&
-	      leave_fenced(qp, index, region, (struct span){ at, at + len }))) {
-		memcpy(region->in + region->half + at, region->memory + at, len);
+	if (!refuse(region, sge, &at)) {
+		memcpy(region->in + region->half + at, region->memory + at, le32toh(sge->length));
 		sge->addr = htole64(addr_of(sge) + region->half);
 	}
 	vrdma_region_put(region);
@@ -179,11 +251,15 @@ void vrdma_mirror_leave(struct vrdma_mirror *mirror, struct vrdma_qp *qp, uint32
 		return;
 	if (wqe->opcode == VIRTIO_RDMA_WR_BIND_MW)
 		confine(mirror, wqe);
+	if (wqe->flags & VIRTIO_RDMA_SEND_FENCE && !result(wqe)) {
+		leave_all_fenced(mirror, qp, index);
+		return;
+	}
 	for (i = 0; i < le16toh(wqe->num_sge); i++) {
 		if (result(wqe))
 			expect(mirror, &sges[i]);
 		else
-			leave(mirror, qp, index, &sges[i]);
+			leave(mirror, &sges[i]);
 	}
 }
 
