@@ -33,9 +33,6 @@ use crate::nic::qp::{Landed, State};
 /// Time for what other shards ask and answer, of which each round has its part.
 const PARCELS: Nanos = 25_000;
 
-/// Bytes of the only write that reads what it brought once more when its owner has answered.
-const WORD: u32 = 8;
-
 /// What becomes of a request that arrived.
 enum Taken {
     /// It was executed, or cannot be.
@@ -229,10 +226,8 @@ impl<N: Nics> Execution<'_, N> {
                 if !is_held {
                     self.engine.ways.answer(token, None, (reply, true));
                 }
-                // What goes to memory has been placed, but for a word that is stored at once.
-                if ask.size() > WORD
-                    && let Some(bus) = self.engine.ways.bus()
-                {
+                // What goes to memory has been placed.
+                if let Some(bus) = self.engine.ways.bus() {
                     bus.keep(ask.take_bytes());
                 }
                 self.engine.ways.waiting.hold(until, job, ask);

@@ -12,7 +12,7 @@ use virtio_rdma_abi::{access, flush};
 use super::mirror::Task;
 use super::mr::MrTable;
 use super::nic::SoftNic;
-use crate::link::{Nak, Operation, Outcome, Payload, Request};
+use crate::link::{Nak, Operation, Outcome, Owner, Payload, Request};
 use crate::memory;
 use crate::nic::JobKind;
 
@@ -72,18 +72,21 @@ impl SoftNic {
             Ok(target) => target,
             Err(nak) => return self.refuse(qpn, request, nak),
         };
-        let mut word = [0; 8];
-        match request.payload {
-            Payload::Inline(bytes) | Payload::Piece(bytes) if bytes.len() == word.len() => {
-                word.copy_from_slice(bytes);
+        // Else it was stored before its owner was asked, and another's word may be there by now.
+        if request.owner == Owner::Unasked {
+            let mut word = [0; 8];
+            match request.payload {
+                Payload::Inline(bytes) | Payload::Piece(bytes) if bytes.len() == word.len() => {
+                    word.copy_from_slice(bytes);
+                }
+                Payload::Memory(source) if memory::read(source, 0, &mut word).is_ok() => {}
+                _ => return Outcome::LocalFault,
             }
-            Payload::Memory(source) if memory::read(source, 0, &mut word).is_ok() => {}
-            _ => return Outcome::LocalFault,
-        }
-        // As with atomics, a region whose host memory is not aligned like its addresses cannot be
-        // written at once.
-        if memory::store(&target, u64::from_ne_bytes(word)).is_err() {
-            return self.refuse(qpn, request, Nak::InvalidRequest);
+            // As with atomics, a region whose host memory is not aligned like its addresses cannot
+            // be written at once.
+            if memory::store(&target, u64::from_ne_bytes(word)).is_err() {
+                return self.refuse(qpn, request, Nak::InvalidRequest);
+            }
         }
         if let Some(task) = self.task(JobKind::Arrived, request, &target)
             && let Err(outcome) = self.owner_did(qpn, request, task)

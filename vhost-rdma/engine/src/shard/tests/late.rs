@@ -129,3 +129,25 @@ fn a_requester_that_moves_takes_its_owners_answer_along() {
     assert_eq!(owner.word, 1, "moved: {moved}: added once");
     assert_eq!(a.read(found, 8), 0u64.to_le_bytes(), "moved: {moved}");
 }
+
+/// Another peer's word has come into the place of an atomic write that its owner has done, and whose
+/// requester has not gone on.
+#[test]
+fn an_atomic_write_that_is_done_is_not_stored_again() {
+    let mut s = scene(qpt::RC);
+    let mut c = s.world.guest(1, 3);
+    let (mut qc, _qd) = s.world.pair(&mut c, &mut s.b, qpt::RC);
+    let (mine, theirs) = (s.a.alloc(8), c.alloc(8));
+    s.a.write(mine, &[1; 8]);
+    c.write(theirs, &[2; 8]);
+    s.post(opcode::ATOMIC_WRITE, 16, (mine, 8));
+    let first = s.job();
+    let sge = c.sge(theirs, 8);
+    c.post_send(&mut qc, request(opcode::RDMA_WRITE, s.key, AT + 16), &[sge]);
+    let second = s.job();
+    s.answer(&first, Some(0));
+    assert_eq!(s.statuses(), [0]);
+    assert_eq!(s.b.read(s.shadow + 16, 8), [2; 8], "the owner finds what came last");
+    s.answer(&second, Some(0));
+    assert_eq!(c.statuses(&mut qc.cq), [(9, 0)]);
+}
