@@ -103,8 +103,19 @@ impl<B: Backend> Daemon<B> {
         let nics_dir = runtime_dir.join("nics");
         let store = Store::new(runtime_dir, ephemeral);
         let mut registry = Registry::new(nics_dir.clone());
-        merge(&mut registry, store.load()?, file)?;
-        store.save(registry.save())?;
+        let (saved, is_first) = (store.load()?, !store.is_there());
+        merge(&mut registry, saved.clone(), file)?;
+        let merged = registry.save();
+        // Guests may be waiting, who are not to lose their devices for a disk that is full. What
+        // the configuration file says is read again the next time; who changes something is told.
+        if merged != saved
+            && let Err(error) = store.save(merged)
+        {
+            if is_first {
+                return Err(error.into());
+            }
+            tracing::error!(%error, "the state stays as it was saved");
+        }
         let nics: Vec<NicConfig> = registry.nics().cloned().collect();
         let daemon = Self {
             backend: Arc::new(backend),

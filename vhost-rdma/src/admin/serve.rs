@@ -283,7 +283,10 @@ fn lock(dir: &Path) -> Result<File, ServeError> {
         .set_len(0)
         .and_then(|()| file.rewind())
         .and_then(|()| writeln!(file, "{}", std::process::id()));
-    written.map_err(|error| fault("write the lock file", error))?;
+    // It is only for the message: a disk that is full keeps nobody from serving.
+    if let Err(error) = written {
+        tracing::warn!(path = %path.display(), %error, "the lock file does not say who has it");
+    }
     Ok(file)
 }
 

@@ -79,6 +79,11 @@ impl Store {
         self.path.is_none()
     }
 
+    /// Whether something was saved.
+    pub(super) fn is_there(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.exists())
+    }
+
     pub(super) fn load(&self) -> Result<Saved, StoreError> {
         let Some(path) = &self.path else { return Ok(Saved::default()) };
         let shown = path.display().to_string();

@@ -351,3 +351,16 @@ fn a_connected_vmm_shows() {
     drop(vmm);
     becomes("absent");
 }
+
+/// As where the disk is full.
+#[test]
+fn a_lock_file_that_cannot_be_written_keeps_nobody_from_serving() {
+    let dir = TempDir::with_prefix("vr").unwrap();
+    let run = dir.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    std::os::unix::fs::symlink("/dev/full", run.join("daemon.lock")).unwrap();
+    let daemon = Daemon::start_in(dir, &[]);
+    daemon.cli(&["status"]).ok();
+    let (_, log) = daemon.stop();
+    assert!(log.iter().any(|line| line.contains("lock file")), "{log:?}");
+}

@@ -294,3 +294,33 @@ fn a_process_that_dies_in_an_upgrade_costs_no_vmm_its_connection() {
         }
     }
 }
+
+/// A full disk, for one. What stands in its place here cannot be written to by root either.
+#[test]
+fn a_state_that_cannot_be_saved_costs_no_guest_its_device() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("config.toml");
+    std::fs::write(&file, "poll_us = 10\n").expect("a file");
+    let args = vec!["--config".to_owned(), file.display().to_string()];
+    let options = DaemonOptions { processes: true, installed: true, args, ..Default::default() };
+    let world = World::with(&options, Duration::from_secs(120));
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let mut ends = pair(&a, &b);
+    let in_its_place = world.daemon.dir().join("state.json.new");
+    std::fs::create_dir(&in_its_place).expect("a directory");
+    upgrade(&world.daemon);
+    writes(&mut ends, 1);
+    // Nor where there would be something to save.
+    std::fs::write(&file, "[[networks]]\nname = \"late\"\nvni = 77\n").expect("a file");
+    upgrade(&world.daemon);
+    writes(&mut ends, 2);
+    assert!(world.daemon.run(&["network", "list"]).contains("late"));
+    assert!(world.daemon.log().contains("the state stays as it was saved"));
+    let add = || world.daemon.cli(&["network", "add", "blue"]);
+    let refused = add().expect_err("it would be forgotten");
+    assert!(refused.contains("state file"), "{refused}");
+    std::fs::remove_dir(&in_its_place).expect("it is empty");
+    add().expect("there is room again");
+    let saved = std::fs::read_to_string(world.daemon.dir().join("state.json")).expect("its state");
+    assert!(saved.contains("late") && saved.contains("blue"), "{saved}");
+}
