@@ -30,6 +30,9 @@ pub trait Dataplane: Send + Sync + 'static {
         nics.iter().map(|nic| self.add(nic)).collect()
     }
 
+    /// A NIC is about to be removed: who waits for something there need not any more.
+    fn leaves(&self, _name: &str) {}
+
     /// Ends a NIC. Its connections have ended before. Does nothing for an unknown name.
     fn remove(&self, name: &str);
 

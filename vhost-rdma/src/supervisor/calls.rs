@@ -24,6 +24,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(65);
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
 /// Between two looks whether somebody still waits.
 const LOOK: Duration = Duration::from_millis(100);
+/// Why nobody waits at a NIC any more.
+const GOES: &str = "the NIC is about to be removed";
 /// How long a call waits for a process that is being started.
 const START: Duration = Duration::from_secs(10);
 
@@ -99,9 +101,21 @@ impl Shared {
 
     /// Waits for a process that is being started.
     pub(super) fn ready(&self) -> Result<(), String> {
-        let away = |state: &mut State| state.wire.is_none() && !state.stopping;
+        self.ready_unless(|_| false)
+    }
+
+    /// The same, for whoever comes to a NIC: not once that is about to be removed.
+    pub(super) fn ready_for(&self, nic: &str) -> Result<(), String> {
+        self.ready_unless(|state| state.leaving.contains_key(nic))
+    }
+
+    fn ready_unless(&self, is_vain: impl Fn(&State) -> bool) -> Result<(), String> {
+        let away = |state: &mut State| state.wire.is_none() && !state.stopping && !is_vain(state);
         let waited = self.changed.wait_timeout_while(self.state(), START, away);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if is_vain(&state) {
+            return Err(GOES.to_owned());
+        }
         let trouble = || state.trouble.clone().unwrap_or_else(|| "it does not start".to_owned());
         if state.wire.is_some() { Ok(()) } else { Err(trouble()) }
     }
@@ -131,6 +145,30 @@ impl Shared {
                 // It is there, or will not come.
                 Ok(answer) => return Ok(answer),
                 Err(_) => return self.answer(&pending, Duration::ZERO),
+            }
+        }
+    }
+
+    /// As [`Self::call`], for whoever comes to a NIC. Who asked when that is about to be removed is
+    /// away, and the process not to blame.
+    pub(super) fn call_for(
+        &self,
+        nic: &str,
+        asked: Asked<'_>,
+        noting: impl FnOnce(&mut State),
+    ) -> Result<Answer, NoAnswer> {
+        let pending = self.send(asked, noting)?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match pending.answered.recv_timeout(LOOK) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
+                Err(_) => return self.answer(&pending, Duration::ZERO),
+            }
+            let mut state = self.state();
+            if state.leaving.contains_key(nic) {
+                state.pending.remove(&pending.id);
+                return Err(NoAnswer::Away(GOES.to_owned()));
             }
         }
     }

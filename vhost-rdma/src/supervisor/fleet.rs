@@ -227,6 +227,12 @@ impl Dataplane for Fleet {
         })
     }
 
+    fn leaves(&self, name: &str) {
+        if let Some(network) = self.home(name) {
+            network.leaves(name);
+        }
+    }
+
     fn remove(&self, name: &str) {
         let Some((part, network)) = lock(&self.homes).remove(name) else { return };
         self.turns.of(&part.0, || {

@@ -4,7 +4,7 @@
 //! session that was not in the middle of a message its stream, its memory and its queues. Only then
 //! do others get at it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::process::Child;
@@ -125,6 +125,8 @@ struct Process {
     wire: Arc<Wire>,
     /// In the store, under this name: what it tells is not lost with the supervisor.
     kept: (Store, String),
+    /// NICs that it was told of.
+    told: BTreeSet<String>,
     /// NICs that it has refused, and why.
     refused: BTreeMap<String, String>,
 }
@@ -203,7 +205,8 @@ impl Process {
         // It waits for its first request.
         shared.cgroup.enter(child.id());
         let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
-        let mut process = Self { child, wire: Arc::new(wire), kept, refused: BTreeMap::new() };
+        let (told, refused) = (BTreeSet::new(), BTreeMap::new());
+        let mut process = Self { child, wire: Arc::new(wire), kept, told, refused };
         process.can_be_reached(shared)?;
         if let Err(error) = shared.store.keep(&process.kept.1, process.wire.as_fd()) {
             let network = &shared.start.network;
@@ -222,6 +225,7 @@ impl Process {
         let nics = shared.state().configs();
         for nic in nics {
             let name = nic.name.clone();
+            self.told.insert(name.clone());
             match self.ask(shared, Request::Add(nic), &[]) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -259,6 +263,31 @@ impl Process {
         };
         let Some((vni, file)) = copy.transpose()? else { return Ok(()) };
         self.ask(shared, Request::Peers(vni), &[file.as_fd()])
+    }
+
+    /// Takes NICs away that were removed since it was told of them; an error if it cannot be told.
+    /// Then, if there is none, it is the process that others find.
+    fn be_found(&mut self, shared: &Shared) -> io::Result<bool> {
+        loop {
+            let mut state = shared.state();
+            if state.stopping {
+                return Ok(false);
+            }
+            let gone = self.told.iter().find(|name| !state.nics.contains_key(*name)).cloned();
+            let Some(gone) = gone else {
+                state.wire = Some(self.wire.clone());
+                state.starting = None;
+                state.pid = Some(self.child.id());
+                state.trouble = None;
+                for (name, known) in &mut state.nics {
+                    known.refused = self.refused.get(name).cloned();
+                }
+                return Ok(true);
+            };
+            drop(state);
+            self.told.remove(&gone);
+            self.ask(shared, Request::Remove(gone), &[])?;
+        }
     }
 
     fn update_nics(&mut self, shared: &Shared) -> io::Result<()> {
@@ -422,19 +451,15 @@ impl Process {
 
     /// Listens to the process until it ends or talks nonsense; why.
     fn live(&mut self, shared: &Shared, next: &mut Option<Self>) -> String {
-        {
-            let mut state = shared.state();
-            if state.stopping {
-                drop(state);
+        match self.be_found(shared) {
+            Ok(true) => {}
+            Ok(false) => {
                 self.hear_out(shared);
                 return String::new();
             }
-            state.wire = Some(self.wire.clone());
-            state.starting = None;
-            state.pid = Some(self.child.id());
-            state.trouble = None;
-            for (name, known) in &mut state.nics {
-                known.refused = self.refused.get(name).cloned();
+            Err(error) => {
+                self.hear_out(shared);
+                return format!("does not let go of a NIC: {error}");
             }
         }
         // Who it was to speak to may have died since.

@@ -171,6 +171,7 @@ impl Backend for Supervisor {
         // Not under the lock: it may take a while.
         let Some(Attached { waiting, socket, .. }) = self.attached().remove(name) else { return };
         let begin = Instant::now();
+        self.dataplane.leaves(name);
         drop(waiting);
         drop(socket);
         let sockets = begin.elapsed();
@@ -185,6 +186,7 @@ impl Backend for Supervisor {
     fn ending(&self) {
         let all = std::mem::take(&mut *self.attached());
         let names: Vec<String> = all.keys().cloned().collect();
+        names.iter().for_each(|name| self.dataplane.leaves(name));
         // Nobody waits at a socket any more once its process ends.
         drop(all);
         self.dataplane.ending();

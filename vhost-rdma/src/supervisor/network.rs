@@ -50,6 +50,8 @@ const UPDATES: u32 = 3;
 const AGAIN: Duration = Duration::from_secs(5);
 /// Between two attempts.
 const MOMENT: Duration = Duration::from_millis(10);
+/// How long a process has to say that a session is over whose NIC is about to be removed.
+const LAST_WORD: Duration = Duration::from_secs(1);
 /// How often a session whose process is away is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -188,19 +190,28 @@ impl Network {
         self.shared.state().nics.is_empty()
     }
 
+    /// A NIC is about to be removed: nobody waits there for the process any more, and for what that
+    /// says of a session only a moment longer.
+    pub(super) fn leaves(&self, name: &str) {
+        self.shared.state().leaving.insert(name.to_owned(), Instant::now());
+        self.shared.wake();
+    }
+
     /// Ends a NIC; whether there are others left.
     pub(super) fn remove(&self, name: &str) -> bool {
         let (last, goes, hardware) = {
             let mut state = self.shared.state();
             let known = state.nics.remove(name);
+            state.leaving.remove(name);
             if let (Some(branch), Some(known)) = (&self.shared.branch, known) {
                 branch.take_away(&known.config);
             }
             // With the last one goes the process, and what it was served by. One that is away comes
             // back without this NIC.
             let last = state.nics.is_empty();
-            let hardware = self.shared.branch.is_some() && state.wire.is_some();
-            (last, last || state.stopping, hardware && !state.stopping)
+            let is_there = state.wire.is_some();
+            let hardware = self.shared.branch.is_some() && is_there;
+            (last, last || state.stopping || !is_there, hardware && !state.stopping)
         };
         let request = Request::Remove(name.to_owned());
         if !goes && let Err(why) = self.shared.change(request) {
@@ -236,17 +247,22 @@ impl Network {
 
     /// Once the process was asked, the session is kept: if that process dies it is its successor's.
     pub(super) fn connect(&self, name: &str, vmm: &UnixStream) -> io::Result<Box<dyn Connection>> {
-        self.shared.ready().map_err(io::Error::other)?;
+        self.shared.ready_for(name).map_err(io::Error::other)?;
         let (id, held, end) = self.held(name, (vmm.try_clone()?, None), Record::default())?;
         let request = Request::Connect(name.to_owned(), id);
         let hold = |state: &mut State| drop(state.sessions.insert(id, held));
-        match self.shared.call((request, &[vmm.as_fd()]), PATIENCE, hold) {
+        match self.shared.call_for(name, (request, &[vmm.as_fd()]), hold) {
             Ok(Answer::Done) => {}
             Ok(Answer::Refused(why)) => {
                 self.shared.state().sessions.remove(&id);
                 return Err(io::Error::other(why));
             }
-            Err(NoAnswer::Away(why)) => return Err(io::Error::other(why)),
+            Err(NoAnswer::Away(why)) => {
+                // The process may begin it yet, and finds its end.
+                let held = self.shared.state().sessions.remove(&id);
+                held.into_iter().for_each(|held| held.end(Ending::Closed));
+                return Err(io::Error::other(why));
+            }
             Ok(_) => self.shared.give_up(),
             Err(NoAnswer::Lost(_, wire)) => hang_up(&wire),
         }
@@ -261,7 +277,7 @@ impl Network {
         process: &UnixStream,
         waits: &dyn Fn() -> bool,
     ) -> io::Result<()> {
-        self.shared.ready().map_err(io::Error::other)?;
+        self.shared.ready_for(name).map_err(io::Error::other)?;
         let request = Request::Enter(name.to_owned());
         match self.shared.call_while((request, &[process.as_fd()]), waits) {
             Ok(Answer::Done) => Ok(()),
@@ -442,11 +458,14 @@ impl Connection for Far {
 }
 
 impl Far {
-    /// A VMM that goes while there is no process is noticed here.
+    /// A VMM that goes while there is no process is noticed here, and so is a process that does not
+    /// say that a session is over whose NIC goes.
     fn look(&self) {
         let mut state = self.shared.state();
-        let gone =
-            state.wire.is_none() && state.sessions.get(&self.id).is_some_and(Held::has_hung_up);
+        let away = state.wire.is_none();
+        let Some(held) = state.sessions.get(&self.id) else { return };
+        let late = |since: &Instant| since.elapsed() > LAST_WORD;
+        let gone = away && held.has_hung_up() || state.leaving.get(&held.nic).is_some_and(late);
         let held = if gone { state.sessions.remove(&self.id) } else { None };
         drop(state);
         if let Some(held) = held {

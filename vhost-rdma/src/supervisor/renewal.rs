@@ -124,7 +124,7 @@ impl Network {
         // Before anybody stands by: one that nobody needs then would be there for ever.
         let file = memory("vhost-rdma-state")
             .map_err(|error| AttachError::io("make a file of memory", error))?;
-        shared.ready().map_err(trouble)?;
+        shared.ready().map_err(|why| trouble(&why))?;
         self.have_one_stand_by()?;
         let begin = Instant::now();
         let lives = shared.state().lives;
@@ -155,7 +155,7 @@ impl Network {
         };
         // The keeper starts the next one as soon as this one has ended.
         wire.iter().for_each(|wire| hang_up(wire));
-        shared.ready().map_err(trouble)?;
+        shared.ready().map_err(|why| trouble(&why))?;
         let kept = std::mem::take(&mut shared.state().kept);
         let (kept, lost) = served.into_iter().partition(|nic| kept.contains(nic));
         Ok(Renewed { kept, lost, pause: begin.elapsed() })
@@ -177,7 +177,7 @@ impl Network {
         // One that is late is not begun any more.
         match std::mem::take(&mut shared.state().standby) {
             // The one that serves them is not ended for one that could not.
-            Standby::Refused(why) => Err(trouble(format!(
+            Standby::Refused(why) => Err(trouble(&format!(
                 "the next one would be without a NIC that this one has: {why}"
             ))),
             _ => Ok(()),
@@ -185,7 +185,7 @@ impl Network {
     }
 }
 
-fn trouble(why: String) -> AttachError {
+fn trouble(why: &str) -> AttachError {
     AttachError::Resources(format!("its process: {why}"))
 }
 

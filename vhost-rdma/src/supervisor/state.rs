@@ -72,6 +72,8 @@ pub(super) struct State {
     /// How many processes there were.
     pub(super) lives: u64,
     pub(super) nics: BTreeMap<String, Known>,
+    /// NICs that are about to be removed, and since when.
+    pub(super) leaving: BTreeMap<String, Instant>,
     pub(super) sessions: BTreeMap<u64, Held>,
     pub(super) restarts: Restarts,
     /// Why there is no process.

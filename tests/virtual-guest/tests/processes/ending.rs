@@ -1,6 +1,7 @@
-//! A network whose last NIC is gone, and whose process takes its time to end.
+//! NICs that are removed while their network's process takes its time: to end, to come back, or to
+//! answer.
 //!
-//! The kernel may need seconds for it. Here it is held at its very end by a tracer (ptrace(2),
+//! The kernel may need seconds for an end. Here it is held at its very end by a tracer (ptrace(2),
 //! PTRACE_O_TRACEEXIT), for as long as the test likes.
 
 use nix::sys::ptrace::{self, Options};
@@ -54,4 +55,70 @@ fn a_process_that_takes_its_time_to_end_holds_up_nobody() {
     }
     let (c, d) = (start_anew(&nodes[1]), start_anew(&nodes[2]));
     writes(&mut pair(&c, &d), 4);
+}
+
+/// Runs a command that must not take long.
+fn soon(daemon: &Daemon, args: &[&str]) {
+    let begin = Instant::now();
+    daemon.run(args);
+    let took = begin.elapsed();
+    println!("{args:?}: {took:?}");
+    assert!(took < SOON * patience(), "{args:?} took {took:?}");
+}
+
+/// Has the process of a network die, and is there when that is seen. The seventh time it is away
+/// for six seconds.
+fn have_away(daemon: &Daemon, network: &str) {
+    let seen = || daemon.log().matches("it is started again").count();
+    let before = seen();
+    kill(processes(daemon)[network]);
+    eventually("it is not seen", || seen() > before);
+}
+
+#[test]
+fn who_waits_for_a_process_that_is_away_does_not_hold_up_the_end_of_a_nic() {
+    let world = world();
+    let daemon = &world.daemon;
+    let (a, b) = (node(&world, "net"), node(&world, "net"));
+    let c = world.vacancy_with("net", &SOFT);
+    let p = daemon.add_process_nic("p", "net", &[]);
+    b.guest.disconnect();
+    eventually("it is not gone", || daemon.show_nic(&b.name)["session"] == "absent");
+    for _ in 0..6 {
+        replace(daemon, "net");
+    }
+    have_away(daemon, "net");
+    // A VMM and a program wait to be let in.
+    let _vmm = std::os::unix::net::UnixStream::connect(&b.socket).expect("it is let wait");
+    let _program = virtual_guest::process::knock(&p).expect("it is let wait");
+    std::thread::sleep(Duration::from_millis(100));
+    // One with somebody waiting, one without, one with programs, one with a session.
+    for name in [&b.name, &c.name, &"p".to_owned()] {
+        soon(daemon, &["nic", "rm", name]);
+    }
+    eventually("it does not come back", || daemon.show_nic(&a.name)["error"].is_null());
+    told_that_it_is_lost(&a.guest);
+    let a = start_anew(&a);
+    writes(&mut pair(&a, &a), 1);
+    // It came back without them: their names are free there, too.
+    let again = daemon.add_nic(&b.name, "net", &SOFT);
+    let guest = Guest::connect(&again, virtual_guest::guest::GuestConfig::default());
+    guest.expect("it gets in").init().expect("INIT");
+    have_away(daemon, "net");
+    soon(daemon, &["nic", "rm", &a.name]);
+}
+
+#[test]
+fn a_process_that_answers_nothing_does_not_hold_up_the_end_of_its_last_nic() {
+    let world = world();
+    let daemon = &world.daemon;
+    let (a, b) = (node(&world, "net"), node(&world, "red"));
+    let red = processes(daemon)["red"];
+    send(red, Signal::STOP);
+    soon(daemon, &["nic", "rm", &b.name]);
+    eventually("its process is there", || !processes(daemon).contains_key("red"));
+    assert!(b.guest.query_device().is_err(), "its device is there");
+    writes(&mut pair(&a, &a), 1);
+    let b = node(&world, "red");
+    writes(&mut pair(&b, &b), 2);
 }

@@ -32,7 +32,8 @@ fn nic(name: &str, last: u8) -> NicConfig {
 fn process(wire: Wire) -> Process {
     let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let kept = (Store::default(), String::new());
-    Process { child, wire: Arc::new(wire), kept, refused: BTreeMap::new() }
+    let (told, refused) = (BTreeSet::new(), BTreeMap::new());
+    Process { child, wire: Arc::new(wire), kept, told, refused }
 }
 
 #[test]
@@ -309,4 +310,34 @@ fn what_is_handed_on_waits_for_a_process_that_starts() {
         assert_eq!(state.lives, state.restarts.deaths());
     });
     assert!(shared.state().over);
+}
+
+/// It was told of the NIC before that was removed, and nobody could tell it since.
+#[test]
+fn a_nic_that_was_removed_while_the_process_started_is_taken_from_it() {
+    let shared = tests::shared();
+    for (name, last) in [("goes", 1), ("stays", 2)] {
+        shared.state().nics.insert(name.to_owned(), Known::of(&nic(name, last)));
+    }
+    let (near, far) = Wire::pair().unwrap();
+    let far = Wire::new(far);
+    let answers = std::thread::spawn(move || {
+        let mut removed = Vec::new();
+        while let Ok(Some(packet)) = far.receive() {
+            let Numbered { id, request } = decode(&packet.bytes).unwrap();
+            if let Request::Remove(name) = request {
+                removed.push(name);
+            }
+            far.send(&encode(&Report::Answer(id, Answer::Done)).unwrap(), &[]).unwrap();
+        }
+        removed
+    });
+    let mut process = process(near);
+    process.add_nics(&shared).unwrap();
+    shared.state().nics.remove("goes");
+    assert!(process.be_found(&shared).unwrap());
+    assert!(shared.state().wire.is_some());
+    drop(shared.state().wire.take());
+    drop(process);
+    assert_eq!(answers.join().unwrap(), ["goes"]);
 }
