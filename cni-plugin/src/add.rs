@@ -19,6 +19,7 @@ use crate::host::Host;
 use crate::lock::Lock;
 use crate::pod::Namespaces;
 use crate::settings::{self, Settings};
+use crate::undo::Undone;
 use crate::{device_info, ipam, undo, vf};
 
 /// The fields of a configuration that a DEL needs.
@@ -294,8 +295,8 @@ impl Attempt<'_> {
             let addresses = made.may_have_addresses;
             let (network, host) = (self.network, &self.settings.host);
             match undo::steps(network, host, &made.nic, &made.steps, &[netns], addresses) {
-                Ok(()) => settled.push((made.nic.id.clone(), made.steps.len())),
-                Err(undo) => left.push(undo.to_string()),
+                Ok(Undone::All) => settled.push((made.nic.id.clone(), made.steps.len())),
+                Ok(Undone::ButAddresses(undo)) | Err(undo) => left.push(undo.to_string()),
             }
         }
         if let Err(undo) = self.settle(&settled) {

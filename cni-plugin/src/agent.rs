@@ -84,6 +84,26 @@ impl Agent {
         self.told(&Request::Detached(api::Detached { attachment, nics }))
     }
 
+    /// Tells it that NICs of an attachment are put back, but for addresses that their IPAM plugin
+    /// does not take back, and why.
+    ///
+    /// # Errors
+    /// That one, if the agent is of a release that cannot remember such a thing.
+    pub(crate) fn owing(
+        &self,
+        attachment: api::Attachment,
+        nics: Vec<String>,
+        why: Error,
+    ) -> Result<(), Error> {
+        let request = Request::Owing(api::Detached { attachment, nics });
+        match api::call(&self.socket, &request, PATIENCE) {
+            Ok(Reply::Done) => Ok(()),
+            Ok(other) => Err(unexpected(&other)),
+            Err(CallError::Fault(fault)) if fault.kind == FaultKind::BadRequest => Err(why),
+            Err(error) => Err(said(&error)),
+        }
+    }
+
     /// What is written down for an attachment, and the live state of its NICs. The agent refuses
     /// as not found one of which it knows nothing: that is a pod without a NIC, as most of a
     /// chain's are.

@@ -34,14 +34,27 @@ pub(crate) fn records(
     let locks = host.locks();
     let mut failed: Vec<Error> = Vec::new();
     for record in records {
-        let undone = Lock::take(&locks, &record.nic.id).and_then(|_lock| {
+        let undone = || {
+            // Where only an address is left the NIC is another's by now, and IPAM plugins have
+            // locks of their own.
+            let own = record.steps.iter().any(|step| !matches!(step, Step::Ipam { .. }));
+            let all = own || record.steps.is_empty();
+            let _lock = all.then(|| Lock::take(&locks, &record.nic.id)).transpose()?;
             let remembered = Path::new(&record.netns);
             let paths = [netns.unwrap_or(remembered), remembered];
             let told = record.done.as_ref();
             let addresses = told.is_none_or(|done| !done.addresses.is_empty());
-            steps(network, host, &record.nic, &record.steps, &paths, addresses)?;
-            agent.detached(record.attachment.clone(), vec![record.nic.id.clone()])
-        });
+            let undone = steps(network, host, &record.nic, &record.steps, &paths, addresses)?;
+            let (attachment, nics) = (record.attachment.clone(), vec![record.nic.id.clone()]);
+            match undone {
+                Undone::All => agent.detached(attachment, nics),
+                Undone::ButAddresses(error) => {
+                    eprintln!("vhost-rdma: {error}");
+                    agent.owing(attachment, nics, error)
+                }
+            }
+        };
+        let undone = undone();
         if let Err(error) = undone {
             failed.push(error.during(&format!("NIC {}", record.nic.id)));
         }
@@ -57,9 +70,18 @@ pub(crate) fn records(
     }
 }
 
+/// What came of it.
+#[derive(Debug)]
+pub(crate) enum Undone {
+    /// Nothing is left.
+    All,
+    /// All but what the IPAM plugin gave, which it does not take back. Which plugin is asked, and
+    /// with what, is the tenant's: that must not keep the NIC from others.
+    ButAddresses(Error),
+}
+
 /// Undoes steps of one NIC. `netns` are the paths at which the pod's namespace may be. Without
-/// `addresses` none can have been given: which IPAM plugin is asked, and with what, is the
-/// tenant's, and one that fails then must not keep the NIC from others.
+/// `addresses` none can have been given, and nothing is owed by an IPAM plugin that fails.
 ///
 /// # Errors
 /// The first failure; the steps before it are undone all the same, since they do not stand on each
@@ -71,21 +93,22 @@ pub(crate) fn steps(
     steps: &[Step],
     netns: &[&Path],
     addresses: bool,
-) -> Result<(), Error> {
+) -> Result<Undone, Error> {
     let functions = Functions::of(host);
     // First, since its devices are on the host then, whatever the pod did with them.
     let renewal = back::renew(steps, &functions);
     let renewed = matches!(renewal, Ok(Renewal::Done));
     let mut first = Ok(());
+    let mut owed = None;
     for step in steps.iter().rev() {
-        let mut undone = step_undone(network, nic, step, netns, &functions, renewed);
-        if let (Step::Ipam { .. }, Err(error), false) = (step, &undone, addresses) {
-            eprintln!("vhost-rdma: {error}");
-            undone = Ok(());
+        match (step, step_undone(network, nic, step, netns, &functions, renewed)) {
+            (Step::Ipam { .. }, Err(error)) if addresses => owed = Some(error),
+            (Step::Ipam { .. }, Err(error)) => eprintln!("vhost-rdma: {error}"),
+            (_, undone) => first = first.and(undone),
         }
-        first = first.and(undone);
     }
-    first.and(renewal.and_then(|renewal| back::unused(steps, &renewal, &functions)))
+    first.and(renewal.and_then(|renewal| back::unused(steps, &renewal, &functions)))?;
+    Ok(owed.map_or(Undone::All, Undone::ButAddresses))
 }
 
 fn step_undone(

@@ -173,36 +173,79 @@ fn a_configuration_may_not_be_as_long_as_it_likes() {
     assert_eq!(agent.ledger().requests, []);
 }
 
-/// A plugin of the tenant's choice that gives no address and never takes one back does not keep the
-/// NIC; one that may have given some does, until it has it back.
+/// A plugin of the tenant's choice that never takes an address back does not keep the NIC. Whether
+/// it gave any decides what is owed.
 #[test]
-fn an_ipam_that_gave_nothing_keeps_no_nic() {
+fn an_ipam_that_takes_nothing_back_keeps_no_nic() {
     let (lab, pod) = (Lab::new(), Pod::new());
     let agent = FakeAgent::start(&lab.socket(), vec![vhost_user("blue-0", "rdma0", "rdma0")]);
     let mut config = lab.config("1.1.0");
     config["ipam"] = json!({"type": "ipam"});
+    let mut collect = config.clone();
+    collect["cni.dev/valid-attachments"] = json!([]);
     let says = r#"echo '{"cniVersion":"1.0.0","code":100,"msg":"never"}'; exit 1"#;
     let gives = r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/8"}]}'"#;
     let ipam = |add: &str, del: &str| {
         let cases = format!("case $CNI_COMMAND in ADD) {add} ;; DEL) {del} ;; esac");
         lab.script("ipam", &format!("#!/bin/sh\ncat > /dev/null\n{cases}\n"));
     };
-    for (add, added, keeps) in [
+    for (n, (add, added, owes)) in [
         (says, false, false),
         (r#"echo '{"cniVersion":"1.0.0"}'"#, true, false),
         ("kill -9 $$", false, true),
         ("echo junk", false, true),
         (gives, true, true),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         ipam(add, says);
         assert_eq!(lab.call("ADD", &pod, &config).code() == 0, added, "{add}");
-        let before = agent.ledger().records.len();
-        assert_eq!(before == 1, added || keeps, "{add}");
-        assert_eq!(lab.call("DEL", &pod, &config).code() != 0, keeps, "{add}");
-        assert_eq!(agent.ledger().records.len() == 1, keeps, "{add}");
+        assert_eq!(agent.ledger().records.len() == 1, added || owes, "{add}");
+        // What is owed is tried again by DEL and by GC, and what is still owed fails neither.
+        for command in ["DEL", "DEL", "GC"] {
+            lab.call(command, &pod, &collect).good();
+            let ledger = agent.ledger();
+            assert!(ledger.records.is_empty(), "{add} {command}");
+            assert_eq!(ledger.owed.len() == 1, owes, "{add} {command}");
+        }
         assert!(pod.left().is_empty() && lab.left_on_host().is_empty(), "{add}");
         ipam(add, "exit 0");
-        lab.call("DEL", &pod, &config).good();
-        assert!(agent.ledger().records.is_empty(), "{add}");
+        lab.call(["DEL", "GC"][n % 2], &pod, &collect).good();
+        assert!(agent.ledger().owed.is_empty(), "{add}");
     }
+}
+
+fn filed(agent: &FakeAgent) -> (usize, usize) {
+    let ledger = agent.ledger();
+    (ledger.records.len(), ledger.owed.len())
+}
+
+/// The address is all that is forgiven, and an agent that cannot remember it keeps the NIC.
+#[test]
+fn what_an_ipam_owes_is_all_that_del_lets_go() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let agent = FakeAgent::start(&lab.socket(), vec![vhost_user("blue-0", "rdma0", "rdma0")]);
+    let mut config = lab.config("1.1.0");
+    config["ipam"] = json!({"type": "ipam"});
+    let script = |del: &str| {
+        let gives = r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/8"}]}'"#;
+        let cases = format!("case $CNI_COMMAND in ADD) {gives} ;; DEL) {del} ;; esac");
+        lab.script("ipam", &format!("#!/bin/sh\ncat > /dev/null\n{cases}\n"));
+    };
+    script("exit 1");
+    lab.call("ADD", &pod, &config).good();
+    let step = Step::Other { name: "of-another-release".to_owned(), data: json!({}) };
+    agent.ledger().records[0].steps.push(step);
+    assert_eq!(lab.call("DEL", &pod, &config).code(), 102);
+    assert_eq!(filed(&agent), (1, 0));
+    agent.ledger().records[0].steps.pop();
+    agent.ledger().old = true;
+    assert_ne!(lab.call("DEL", &pod, &config).code(), 0);
+    assert_eq!(filed(&agent), (1, 0));
+    agent.ledger().old = false;
+    lab.call("DEL", &pod, &config).good();
+    let owed = agent.ledger().owed.clone();
+    assert_eq!(filed(&agent), (0, 1));
+    assert!(matches!(owed[0].steps[..], [Step::Ipam { .. }]), "{owed:?}");
 }

@@ -89,6 +89,8 @@ async fn serve(args: ServeArgs, socket: PathBuf) -> Result<(), ServeError> {
     if let Some(node) = args.node_name.clone().filter(|_| args.cluster) {
         tasks.push(tokio::spawn(follow::run(Arc::clone(&agent), node)));
     }
+    let creditor = Arc::clone(&agent);
+    tasks.push(tokio::spawn(async move { creditor.collect_debts().await }));
     let led = Arc::clone(&agent);
     tasks.push(tokio::spawn(async move {
         if let Some(channel) = led.channel() {

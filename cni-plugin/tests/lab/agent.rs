@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use vhost_rdma_agent_api::{
-    Attachment, Checked, Fault, FaultKind, Live, Nic, Record, Reply, Request, State, Status,
-    decode, encode, read_message,
+    Attachment, Checked, Detached, Fault, FaultKind, Live, Nic, Record, Reply, Request, State,
+    Status, Step, decode, encode, read_message,
 };
 
 /// When to kill the plugin.
@@ -31,6 +31,10 @@ pub(crate) struct Ledger {
     /// NICs by pod name.
     pub(crate) granted: BTreeMap<String, Vec<Nic>>,
     pub(crate) records: Vec<Record>,
+    /// What is left of records whose NIC is free: addresses that are not given back.
+    pub(crate) owed: Vec<Record>,
+    /// It is of a release that knows nothing of them.
+    pub(crate) old: bool,
     pub(crate) live: Option<Live>,
     pub(crate) status: Option<Status>,
     pub(crate) kill: Option<Kill>,
@@ -119,6 +123,7 @@ fn serve(mut stream: UnixStream, ledger: &Mutex<Ledger>) {
 
 impl Ledger {
     fn answer(&mut self, request: Request) -> Reply {
+        let owing = matches!(request, Request::Owing(_));
         match request {
             Request::Status => {
                 let ready = Status { ready: true, ..Status::default() };
@@ -189,7 +194,7 @@ impl Ledger {
                             .as_ref()
                             .is_none_or(|name| *name == record.attachment.if_name)
                 };
-                let found = self.records.iter_mut().filter(of);
+                let found = self.records.iter_mut().chain(&mut self.owed).filter(of);
                 Reply::Records(
                     found
                         .map(|record| {
@@ -199,16 +204,34 @@ impl Ledger {
                         .collect(),
                 )
             }
-            Request::Detached(detached) => {
-                self.records.retain(|record| {
-                    record.attachment != detached.attachment
-                        || !(detached.nics.is_empty() || detached.nics.contains(&record.nic.id))
-                });
+            Request::Owing(_) if self.old => {
+                let message = "malformed message: unknown variant `owing`".to_owned();
+                Reply::Fault(Fault { kind: FaultKind::BadRequest, message })
+            }
+            Request::Detached(Detached { attachment, nics })
+            | Request::Owing(Detached { attachment, nics }) => {
+                let of = |record: &Record| {
+                    record.attachment == attachment
+                        && (nics.is_empty() || nics.contains(&record.nic.id))
+                };
+                if !owing {
+                    self.owed.retain(|record| !of(record));
+                }
+                let (ended, rest) = self.records.drain(..).partition(of);
+                self.records = rest;
+                if owing {
+                    let addresses = |step: &Step| matches!(step, Step::Ipam { .. });
+                    self.owed.extend(ended.into_iter().map(|mut record| {
+                        record.steps.retain(addresses);
+                        record
+                    }));
+                }
                 Reply::Done
             }
             Request::Gc(gc) => Reply::Records(
                 self.records
                     .iter()
+                    .chain(&self.owed)
                     .filter(|r| r.network == gc.network && !gc.valid.contains(&r.attachment))
                     .cloned()
                     .collect(),

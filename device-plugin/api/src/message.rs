@@ -113,6 +113,9 @@ pub enum Request {
     Detach(Detach),
     /// → [`Reply::Done`]
     Detached(Detached),
+    /// All is undone but addresses, whose IPAM plugin does not take them back: the NICs are free,
+    /// and it is asked again. → [`Reply::Done`]
+    Owing(Detached),
     /// → [`Reply::Records`]
     Gc(Gc),
     /// Grant this ID to nobody until further notice. → [`Reply::Done`]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use vhost_rdma_agent_api as api;
 use vhost_rdma_agent_api::{
-    Attach, Attached, Attachment, Checked, Companion, Detach, Detached, FaultKind, Gc, Intend,
-    Kind, Live, Nic, Personality, Record, Reply, Request, State as Progress,
+    Attach, Attached, Attachment, Checked, Companion, FaultKind, Intend, Kind, Live, Nic,
+    Personality, Record, Reply, Request, State as Progress,
 };
 use vhost_rdma_proto::v1;
 
@@ -14,7 +14,7 @@ use super::allocate::limits;
 use super::health::defect;
 use super::ownership::{self, Witness};
 use super::refusal::{fault, internal, later};
-use super::{Agent, State, now};
+use super::{Agent, State, debts, now};
 use crate::daemon::{Daemon, session_word};
 use crate::grant::{self, nic_name};
 use crate::holders::Kubelet;
@@ -57,7 +57,8 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             Request::Attached(attached) => self.attached(attached).await.map(|()| Reply::Done),
             Request::Check(attachment) => self.check(attachment).await.map(Reply::Checked),
             Request::Detach(detach) => self.detach(detach).await.map(Reply::Records),
-            Request::Detached(detached) => self.detached(detached).await.map(|()| Reply::Done),
+            Request::Detached(ended) => self.detached(ended, false).await.map(|()| Reply::Done),
+            Request::Owing(ended) => self.detached(ended, true).await.map(|()| Reply::Done),
             Request::Gc(gc) => self.gc(gc).await.map(Reply::Records),
             Request::Forgotten => Ok(Reply::Records(self.forgotten().await)),
             Request::Cordon(target) => self.cordon(&target.id, true).await.map(|()| Reply::Done),
@@ -163,6 +164,10 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             slot.records.retain(|old| old.attachment != asked.attachment);
             slot.records.push(record);
             changes.push((id.clone(), slot));
+            // What the same attachment owes is under the same name at its IPAM plugin: it is this
+            // one's now.
+            let owed = debts::name(id, &asked.attachment);
+            changes.extend(state.ledger.get(&owed).map(|_| (owed, Slot::default())));
             nics.push(nic);
         }
         self.commit(state, changes, true).await.map_err(internal)?;
@@ -331,67 +336,6 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             }
         }
         live
-    }
-
-    async fn detach(&self, asked: Detach) -> Result<Vec<Record>, api::Fault> {
-        let means = |id: &str, record: &Record| {
-            record.attachment.container_id == asked.container_id
-                && asked.if_name.as_ref().is_none_or(|name| *name == record.attachment.if_name)
-                && asked.device_id.as_deref().is_none_or(|device| device == id)
-        };
-        self.mark_detaching(means).await
-    }
-
-    async fn gc(&self, asked: Gc) -> Result<Vec<Record>, api::Fault> {
-        let means = |_: &str, record: &Record| {
-            record.network == asked.network && !asked.valid.contains(&record.attachment)
-        };
-        self.mark_detaching(means).await
-    }
-
-    async fn mark_detaching(
-        &self,
-        means: impl Fn(&str, &Record) -> bool,
-    ) -> Result<Vec<Record>, api::Fault> {
-        let mut state = self.state.lock().await;
-        let mut changes = Vec::new();
-        let mut records = Vec::new();
-        for (id, slot) in state.ledger.iter() {
-            if !slot.records.iter().any(|record| means(id, record)) {
-                continue;
-            }
-            let mut slot = slot.clone();
-            for record in slot.records.iter_mut().filter(|record| means(id, record)) {
-                record.state = Progress::Detaching;
-                records.push(record.clone());
-            }
-            changes.push((id.clone(), slot));
-        }
-        self.commit(&mut state, changes, true).await.map_err(internal)?;
-        Ok(records)
-    }
-
-    async fn detached(&self, asked: Detached) -> Result<(), api::Fault> {
-        let mut state = self.state.lock().await;
-        let mut changes = Vec::new();
-        for id in state.ledger.attached_to(&asked.attachment) {
-            if !asked.nics.is_empty() && !asked.nics.contains(&id) {
-                continue;
-            }
-            let Some(slot) = state.ledger.get(&id) else { continue };
-            let mut slot = slot.clone();
-            slot.records.retain(|record| record.attachment != asked.attachment);
-            // Used is remembered: the next pod must get a NIC without the objects of this one.
-            if let Some(grant) = &mut slot.grant {
-                grant.used = true;
-            }
-            changes.push((id, slot));
-        }
-        self.commit(&mut state, changes, true).await.map_err(internal)?;
-        self.publish(&mut state);
-        drop(state);
-        self.wake.notify_one();
-        Ok(())
     }
 
     async fn cordon(&self, id: &str, cordoned: bool) -> Result<(), api::Fault> {

@@ -15,11 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vhost_rdma_agent_api::{Checkpoint, Kind};
-use vhost_rdma_proto::v1;
 
-use super::allocate::{limits, pool_as_granted, same_addresses};
-use super::attach::limit_differences;
-use super::{Agent, Missing, State, now};
+use super::allocate::{pool_as_granted, same_addresses};
+use super::{Agent, Missing, State, debts, now};
 use crate::daemon::{Daemon, DaemonError, View, is_connected};
 use crate::grant::{
     NIC_FILE, NIC_PREFIX, cdi_file, device_info, device_info_name, host_dir, nic_name,
@@ -61,7 +59,6 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             self.see_sessions(&mut state).await;
             self.hear_of_names(&mut state).await;
             self.restore(&mut state).await;
-            self.follow_limits(&mut state).await;
             self.leave_networks(&mut state).await;
             self.let_blocks_go(&mut state).await;
             let gone = match &listing {
@@ -77,6 +74,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             self.publish(&mut state);
             gone
         };
+        self.patch().await;
         let began = Instant::now();
         for id in gone {
             self.reclaim(&id).await;
@@ -297,7 +295,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         let candidates: Vec<(String, Option<Owner>)> = state
             .ledger
             .iter()
-            .filter(|(id, _)| !held.contains(id.as_str()))
+            .filter(|(id, _)| !held.contains(id.as_str()) && !debts::is_debt(id))
             .filter(|(_, slot)| match &slot.grant {
                 // A pod that is admitted right now is listed a moment later.
                 Some(grant) => grant.since + age <= now() || grant.since > now() + age,
@@ -316,7 +314,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         state.missing.retain(|id, _| is_candidate(id));
         let ledger = &state.ledger;
         let is_left = |id: &str| ledger.get(id).is_some_and(|slot| !slot.records.is_empty());
-        state.stuck.keep(|id| is_candidate(id) && is_left(id));
+        state.stuck.keep(|id| (is_candidate(id) || debts::is_debt(id)) && is_left(id));
         let mut gone = Vec::new();
         for (id, owner) in candidates {
             if may_live(state, &pools, &id, owner.as_ref(), &witness) {
@@ -333,44 +331,6 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             }
         }
         gone
-    }
-
-    /// Limits that were changed, in the file or in an object, reach the NICs that pods have.
-    async fn follow_limits(&self, state: &mut State) {
-        let pools = Arc::clone(&state.pools);
-        let ids: Vec<String> = state.ledger.iter().map(|(id, _)| id.clone()).collect();
-        for id in ids {
-            let Some((pool, _)) = pools.device(&id) else { continue };
-            let name = nic_name(&id);
-            let view = state.daemon.view.as_ref();
-            let Some(nic) = view.and_then(|view| view.nics.get(&name)) else { continue };
-            let grant = state.ledger.get(&id).and_then(|slot| slot.grant.as_ref());
-            let patch = limits(pool, grant);
-            if grant.is_none() || limit_differences(&patch, nic).is_empty() {
-                continue;
-            }
-            let request = v1::UpdateNicRequest {
-                name: name.clone(),
-                limits: Some(patch),
-                ..v1::UpdateNicRequest::default()
-            };
-            match self.daemon.update_nic(request).await {
-                Ok(nic) => {
-                    tracing::info!(id, "the pool's limits hold for it now");
-                    state.daemon.changes += 1;
-                    if let Some(view) = &mut state.daemon.view {
-                        view.nics.insert(name, nic);
-                    }
-                }
-                Err(error) => {
-                    tracing::error!(
-                        id,
-                        %error,
-                        "the pool's limits do not reach it; it is tried again"
-                    );
-                }
-            }
-        }
     }
 
     /// Takes an ID back, or tries again in a later round.

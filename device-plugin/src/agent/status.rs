@@ -6,7 +6,7 @@ use vhost_rdma_agent_api::{DeviceStatus, PoolStatus, Status};
 use vhost_rdma_proto::v1;
 
 use super::health::defect;
-use super::{Agent, Counters, State};
+use super::{Agent, Counters, State, debts};
 use crate::daemon::{Daemon, session_word};
 use crate::grant::nic_name;
 use crate::holders::Kubelet;
@@ -123,8 +123,12 @@ pub(super) fn status(state: &State) -> Status {
         }
         pools.push(numbers);
     }
+    let owed = debts::count(state);
+    if owed > 0 {
+        problems.push(format!("{owed} addresses are owed by IPAM plugins whose DEL fails"));
+    }
     for (id, slot) in state.ledger.iter() {
-        if state.pools.device(id).is_none() {
+        if state.pools.device(id).is_none() && !debts::is_debt(id) {
             let reason =
                 Some("it is not in the configuration any more, or its hardware is gone".to_owned());
             devices.push(device_status(state, id, &slot.pool, Some(slot), reason));

@@ -37,8 +37,13 @@ impl Stuck {
         self.0.contains_key(id)
     }
 
+    /// How often an ID has failed.
+    pub(super) fn times(&self, id: &str) -> u32 {
+        self.0.get(id).map_or(0, |failed| failed.times)
+    }
+
     fn failed(&mut self, id: &str, why: &str) {
-        let times = self.0.get(id).map_or(0, |failed| failed.times);
+        let times = self.times(id);
         let failed = Failed { why: why.to_owned(), times: times + 1, at: Instant::now() };
         self.0.insert(id.to_owned(), failed);
     }

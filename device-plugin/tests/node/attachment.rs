@@ -136,6 +136,38 @@ async fn addresses_from_ipam_bind_the_nic_and_check_sees_what_is() {
     assert_eq!(fault_kind(&reply), Some(FaultKind::NotFound));
 }
 
+/// IPAM gives an address to another pod as soon as DEL has given it back; the daemon gives it to no
+/// two NICs.
+#[tokio::test]
+async fn an_address_that_del_gave_back_is_free_for_another_nic_at_once() {
+    let mut world = granted("p", &["blue-0"]).await;
+    world.allocate(&["blue-1"]).await.unwrap();
+    world.kubelet.give("q", BLUE, "blue-1");
+    world.settle().await;
+    add(&world, "p", "c1").await;
+    let detached = Detached { attachment: attachment("c1", "eth0"), nics: Vec::new() };
+    let addresses = |id: &str| world.daemon.table().nics[id].addresses.clone();
+    // The kubelet has not heard yet that the pod is gone, so its NIC is there still.
+    assert_eq!(world.ask(Request::Detached(detached)).await, Reply::Done);
+    assert_eq!(addresses("k8s.blue-0"), [""; 0]);
+    add(&world, "q", "c2").await;
+    assert_eq!(addresses("k8s.blue-1"), ["10.9.0.5"]);
+    world.settle().await;
+    assert_eq!((addresses("k8s.blue-0"), addresses("k8s.blue-1").len()), (Vec::new(), 1));
+    // A VMM that is connected still does not get other addresses by the end of its sandbox, and the
+    // daemon that is away hears of it later.
+    world.daemon.set_session("k8s.blue-1", Session::DriverReady);
+    let detached = Detached { attachment: attachment("c2", "eth0"), nics: Vec::new() };
+    assert_eq!(world.ask(Request::Detached(detached)).await, Reply::Done);
+    world.settle().await;
+    assert_eq!(world.daemon.table().nics["k8s.blue-1"].addresses, ["10.9.0.5"]);
+    world.daemon.set_session("k8s.blue-1", Session::Absent);
+    world.kill_agent().await;
+    world.start_agent(CONFIG).await;
+    world.settle().await;
+    assert_eq!(world.daemon.table().nics["k8s.blue-1"].addresses, [""; 0]);
+}
+
 #[tokio::test]
 async fn what_was_intended_outlives_the_agent_and_del_may_be_repeated() {
     let mut world = granted("p", &["blue-0"]).await;

@@ -205,7 +205,16 @@ impl Daemon for FakeDaemon {
     }
 
     async fn update_nic(&self, request: v1::UpdateNicRequest) -> Result<v1::Nic, DaemonError> {
+        let network = self.table().nics.get(&request.name).map(|nic| nic.network.clone());
+        self.speak(network.as_deref().unwrap_or_default()).await;
         let mut table = self.change()?;
+        let wanted = request.addresses.iter().flat_map(|addresses| &addresses.addresses);
+        let others = || table.nics.values().filter(|nic| nic.name != request.name);
+        let others = || others().filter(|nic| Some(&nic.network) == network.as_ref());
+        let taken = |address: &&String| others().any(|nic| nic.addresses.contains(address));
+        if let Some(address) = { wanted }.find(taken) {
+            return Err(DaemonError::Exists(address.clone()));
+        }
         let nic = table.nics.get_mut(&request.name).ok_or(DaemonError::NotFound(request.name))?;
         if let Some(addresses) = request.addresses {
             nic.addresses = addresses.addresses;

@@ -13,6 +13,7 @@ mod channel;
 mod cluster;
 mod crash;
 mod daemon;
+mod debts;
 mod events;
 mod health;
 mod kubelet;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use vhost_rdma_agent::daemon::Pace;
 
 use crate::kubelet::eventually;
-use crate::world::{BLUE, CONFIG, World};
+use crate::world::{BLUE, CONFIG, World, config};
 
 const RED: &str = "[[pools]]\nname='red'\nkind='vhost-user'\ncount=2\nnetwork='red'\n";
 const CALL: Duration = Duration::from_millis(300);
@@ -96,4 +96,45 @@ async fn what_the_supervisor_answers_by_itself_shortens_no_rest() {
     assert_eq!(unanswered().await, 2, "its rest is over");
     tokio::time::sleep(CALL + CALL / 4).await;
     assert_eq!(unanswered().await, 2, "it rests for twice as long");
+}
+
+fn qps(world: &World, id: &str) -> u32 {
+    world.daemon.table().nics[&format!("k8s.{id}")].limits.unwrap().max_qps
+}
+
+/// NICs of the silent network come first, by the names of their IDs.
+#[tokio::test]
+async fn limits_reach_nics_of_other_networks_while_one_is_silent() {
+    let mut world = two_networks(Duration::from_secs(3600)).await;
+    world.kill_agent().await;
+    let pace = Pace { call: Duration::from_secs(4), ..world.pace };
+    world.pace = pace;
+    world.start_agent(&format!("{CONFIG}{RED}")).await;
+    world.allocate(&["blue-0", "blue-1"]).await.unwrap();
+    red(&world, "red-0").await.unwrap();
+    for (pod, resource, id) in
+        [("p", BLUE, "blue-0"), ("q", BLUE, "blue-1"), ("r", "vhost-rdma.io/red", "red-0")]
+    {
+        world.kubelet.give(pod, resource, id);
+    }
+    world.settle().await;
+    let text = format!("{}{RED}limits={{max_qps=9}}\n", CONFIG.replace("max_qps=7", "max_qps=8"));
+    world.daemon.table().silent = Some("blue".to_owned());
+    world.agent().configure(config(&text)).await;
+    let agent = world.agent().clone();
+    let began = Instant::now();
+    let round = tokio::spawn(async move { agent.reconcile().await });
+    eventually("the other network's limit", || (qps(&world, "red-0") == 9).then_some(())).await;
+    assert!(began.elapsed() < pace.call / 2, "{:?}", began.elapsed());
+    // Nor do pods wait.
+    red(&world, "red-1").await.unwrap();
+    assert!(began.elapsed() < pace.call / 2, "{:?}", began.elapsed());
+    round.await.unwrap();
+    assert_eq!((qps(&world, "blue-0"), qps(&world, "blue-1")), (7, 7));
+    // It answers again, and is asked when it has rested.
+    world.daemon.table().silent = None;
+    world.kill_agent().await;
+    world.start_agent(&text).await;
+    world.settle().await;
+    assert_eq!((qps(&world, "blue-0"), qps(&world, "blue-1")), (8, 8));
 }

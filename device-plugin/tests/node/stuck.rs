@@ -14,14 +14,14 @@ fn failing(world: &World) {
     plugin(world, "echo '{\"code\":5,\"msg\":\"broken\"}'; exit 1");
 }
 
-fn plugin(world: &World, does: &str) {
+pub(crate) fn plugin(world: &World, does: &str) {
     let (plugin, calls) = (world.path("vhost-rdma-cni"), world.path("calls"));
     let script = format!("#!/bin/sh\necho called >> {}\n{does}\n", calls.display());
     std::fs::write(&plugin, script).unwrap();
     std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-fn calls(world: &World) -> usize {
+pub(crate) fn calls(world: &World) -> usize {
     std::fs::read_to_string(world.path("calls")).map_or(0, |text| text.lines().count())
 }
 
@@ -39,7 +39,7 @@ fn undone() -> Request {
 }
 
 /// Whether the kubelet may give the ID to a pod.
-fn healthy(world: &World, id: &str) -> bool {
+pub(crate) fn healthy(world: &World, id: &str) -> bool {
     let list = world.agent().subscribe("blue").unwrap().borrow().clone();
     list.iter().any(|device| device.id == id && device.health == "Healthy")
 }
