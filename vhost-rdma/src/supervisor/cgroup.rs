@@ -4,6 +4,9 @@
 //! processors like each of its neighbours, and where memory is limited the kernel's memory killer
 //! ends that process and no other: the network starts again, and nobody else notices.
 //!
+//! Where a limit was asked for, no process runs without it: one that cannot be put into its cgroup
+//! is not started, and its network says why. Where none was, it runs on without, which is said.
+//!
 //! A cgroup is only made where the daemon was given a tree of its own, which the service manager
 //! says by an attribute (`Delegate=yes`), or where a limit was asked for. With version 2 a cgroup
 //! that has children has no processes; so the daemon, and a parent that keeps it, move to a child
@@ -18,6 +21,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +33,8 @@ const OURS: &str = "supervisor";
 const CONTROLLERS: [&str; 3] = ["memory", "pids", "cpu"];
 /// What says that a cgroup was given away (systemd.resource-control(5), `Delegate=`).
 const GIVEN: [&str; 2] = ["user.delegate", "trusted.delegate"];
+/// What an operator can do about a limit that cannot be set.
+const CURE: &str = "mend that, or do without --network-memory-max and --network-pids-max";
 /// How often the end of a cgroup is tried, and how long between: its process is just gone.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
@@ -71,6 +77,8 @@ pub(super) struct Cgroups {
     /// Those that there are, without what they begin with.
     names: Names,
     limits: CgroupLimits,
+    /// Why limits that were asked for cannot be set.
+    trouble: Option<Arc<str>>,
 }
 
 type Names = Arc<Mutex<BTreeSet<String>>>;
@@ -93,7 +101,11 @@ impl Cgroups {
     pub(super) fn open(limits: CgroupLimits, runtime_dir: &Path) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let host = Host { own: read("/proc/self/cgroup"), mounts: read("/proc/self/mountinfo") };
-        match Self::find(&host, limits, runtime_dir) {
+        Self::found(Self::find(&host, limits, runtime_dir), limits)
+    }
+
+    fn found(found: Result<Self, String>, limits: CgroupLimits) -> Self {
+        match found {
             Ok(found) => {
                 found.remove_left();
                 let trees: Vec<_> = found.trees.iter().map(|tree| tree.dir.display()).collect();
@@ -105,8 +117,8 @@ impl Cgroups {
                 Self::default()
             }
             Err(why) => {
-                tracing::error!(why, "network processes have no cgroup, and so no limit");
-                Self::default()
+                tracing::error!(why, "no network is served: its limits cannot be set");
+                Self { trouble: Some(why.into()), ..Self::default() }
             }
         }
     }
@@ -143,7 +155,7 @@ impl Cgroups {
         if trees.is_empty() {
             return Err("no controller can be used here".to_owned());
         }
-        Ok(Self { trees: Arc::new(trees), prefix: prefix.into(), names: Names::default(), limits })
+        Ok(Self { trees: Arc::new(trees), prefix: prefix.into(), limits, ..Self::default() })
     }
 
     /// Those of earlier daemons. One that is in use, or comes back, is taken as it is.
@@ -168,22 +180,26 @@ impl Cgroups {
     }
 
     /// That of a network, with its limits.
-    pub(super) fn make(&self, network: &str) -> Cgroup {
-        let name = self.name(network);
-        let mut parts = Vec::new();
+    ///
+    /// # Errors
+    /// A limit that was asked for cannot be set.
+    pub(super) fn make(&self, network: &str) -> io::Result<Cgroup> {
+        if let Some(why) = &self.trouble {
+            return Err(io::Error::other(format!("its limits cannot be set: {why}; {CURE}")));
+        }
+        let name = (self.name(network), self.names.clone());
+        let mut cgroup = Cgroup { parts: Vec::new(), limits: self.limits, name };
         for tree in &*self.trees {
-            let dir = tree.dir.join(format!("{}{name}", self.prefix));
-            let part = Part { tree: tree.clone(), dir };
-            match part.make(self.limits) {
-                Ok(()) => parts.push(part),
-                Err(error) => {
-                    let dir = part.dir.display();
-                    tracing::error!(network, %dir, %error, "its process goes without a cgroup");
-                    part.remove();
-                }
+            let dir = tree.dir.join(format!("{}{}", self.prefix, cgroup.name.0));
+            let part = Part { tree: tree.clone(), dir, is_missed: AtomicBool::new(false) };
+            if let Err(error) = part.make(self.limits) {
+                part.remove();
+                part.failed("its process goes without a cgroup", &error, self.limits)?;
+            } else {
+                cgroup.parts.push(part);
             }
         }
-        Cgroup { parts, name: (name, self.names.clone()) }
+        Ok(cgroup)
     }
 }
 
@@ -282,6 +298,8 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 struct Part {
     tree: Tree,
     dir: PathBuf,
+    /// The process that came last is not in it.
+    is_missed: AtomicBool,
 }
 
 impl Part {
@@ -326,6 +344,31 @@ impl Part {
             }
             _ => set(&format!("{controller}.max"), &said("max")),
         }
+    }
+
+    /// Has a process be in it. Somebody may have removed it since the last one.
+    fn enter(&self, pid: u32, limits: CgroupLimits) -> io::Result<()> {
+        let procs = self.dir.join("cgroup.procs");
+        let entered = match fs::write(&procs, pid.to_string()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.make(limits).and_then(|()| fs::write(&procs, pid.to_string()))
+            }
+            entered => entered,
+        };
+        self.is_missed.store(entered.is_err(), Ordering::Relaxed);
+        entered
+    }
+
+    /// What is to become of a process that does without: an error if it would be without a limit.
+    fn failed(&self, what: &str, error: &io::Error, limits: CgroupLimits) -> io::Result<()> {
+        let has = |name: &&str| self.tree.controllers.contains(name);
+        let mut asked = CONTROLLERS.iter().zip([limits.memory, limits.pids]);
+        let dir = self.dir.display();
+        if asked.any(|(name, limit)| limit.is_some() && has(name)) {
+            return Err(io::Error::new(error.kind(), format!("the cgroup {dir}: {error}; {CURE}")));
+        }
+        tracing::error!(%dir, %error, what);
+        Ok(())
     }
 
     fn remove(&self) {
@@ -375,23 +418,29 @@ const fn libc_ebusy() -> i32 {
 #[derive(Debug, Default)]
 pub(super) struct Cgroup {
     parts: Vec<Part>,
+    limits: CgroupLimits,
     name: (String, Names),
 }
 
 impl Cgroup {
     /// Has a process be in it, before it does anything.
-    pub(super) fn enter(&self, pid: u32) {
+    ///
+    /// # Errors
+    /// It would be without a limit that was asked for.
+    pub(super) fn enter(&self, pid: u32) -> io::Result<()> {
         for part in &self.parts {
-            if let Err(error) = fs::write(part.dir.join("cgroup.procs"), pid.to_string()) {
-                let dir = part.dir.display();
-                tracing::error!(pid, %dir, %error, "a network's process is not in its cgroup");
+            if let Err(error) = part.enter(pid, self.limits) {
+                part.failed("a network's process is not in its cgroup", &error, self.limits)?;
             }
         }
+        Ok(())
     }
 
     /// How much memory its processes have.
     pub(super) fn memory(&self) -> Option<MemoryStatus> {
-        let has = |part: &&Part| part.tree.controllers.contains(&"memory");
+        let has = |part: &&Part| {
+            part.tree.controllers.contains(&"memory") && !part.is_missed.load(Ordering::Relaxed)
+        };
         self.parts.iter().find(has)?.memory()
     }
 }
@@ -444,8 +493,8 @@ mod tests {
         let refused = Cgroups::find(&host, CgroupLimits::default(), dir.path()).unwrap_err();
         assert!(refused.contains("Delegate"), "{refused}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        let none = Cgroups::default().make("net");
-        none.enter(1);
+        let none = Cgroups::default().make("net").unwrap();
+        none.enter(1).unwrap();
         assert_eq!(none.memory(), None);
     }
 
@@ -459,12 +508,12 @@ mod tests {
             let entries = fs::read_dir(root.path()).unwrap();
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
         };
-        let ends = cgroups.make("net");
-        let next = cgroups.make("net");
+        let ends = cgroups.make("net").unwrap();
+        let next = cgroups.make("net").unwrap();
         assert_eq!(there(), ["network-net", "network-net.1"].map(str::to_owned).into());
         drop(ends);
         assert_eq!(there(), ["network-net.1"].map(str::to_owned).into());
-        drop((next, cgroups.make("net")));
+        drop((next, cgroups.make("net").unwrap()));
         assert_eq!(there(), BTreeSet::new());
     }
 
@@ -485,7 +534,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         files.iter().for_each(|file| fs::write(dir.path().join(file), "77").unwrap());
         let tree = Tree { version, dir: dir.path().to_owned(), controllers: vec!["memory"] };
-        let part = Part { tree, dir: dir.path().to_owned() };
+        let part = Part { tree, dir: dir.path().to_owned(), is_missed: AtomicBool::new(false) };
         (dir, part)
     }
 
@@ -512,5 +561,38 @@ mod tests {
         let (dir, part) = left(Version::Two, &["memory.max"]);
         part.make(limits).unwrap();
         assert!(!dir.path().join("memory.swap.max").exists());
+    }
+
+    #[test]
+    fn no_process_runs_without_a_limit_that_was_asked_for() {
+        let limits = CgroupLimits { memory: Some(4096), pids: None };
+        let trouble = Cgroups::found(Err("no tree".to_owned()), limits).make("net").unwrap_err();
+        assert!(trouble.to_string().contains("no tree"), "{trouble}");
+        let without = Cgroups::found(Err("no tree".to_owned()), CgroupLimits::default());
+        without.make("net").unwrap().enter(1).unwrap();
+
+        let (dir, part) = left(Version::Two, &["memory.max", "memory.current"]);
+        let mut cgroup = Cgroup { parts: vec![part], limits, name: Default::default() };
+        cgroup.enter(1).unwrap();
+        assert_eq!(cgroup.memory().map(|memory| memory.now), Some(77));
+        // Nobody can be put into it any more.
+        let procs = dir.path().join("cgroup.procs");
+        fs::remove_file(&procs).unwrap();
+        fs::create_dir(&procs).unwrap();
+        let refused = cgroup.enter(2).unwrap_err().to_string();
+        assert!(refused.contains("--network-memory-max"), "{refused}");
+        // Without a limit it is said, and what the cgroup has is not the process's.
+        cgroup.limits = CgroupLimits::default();
+        cgroup.enter(2).unwrap();
+        assert_eq!(cgroup.memory(), None);
+        fs::remove_dir(&procs).unwrap();
+        // Somebody has removed it: it is made again, with its limit.
+        cgroup.limits = limits;
+        fs::remove_file(dir.path().join("memory.max")).unwrap();
+        fs::remove_file(dir.path().join("memory.current")).unwrap();
+        fs::remove_dir(dir.path()).unwrap();
+        cgroup.enter(3).unwrap();
+        let read = |file: &str| fs::read_to_string(dir.path().join(file)).unwrap();
+        assert_eq!((read("memory.max"), read("cgroup.procs")), ("4096".into(), "3".into()));
     }
 }

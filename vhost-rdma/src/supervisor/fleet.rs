@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::cgroup::{CgroupLimits, Cgroups};
+use super::cgroup::{Cgroup, CgroupLimits, Cgroups};
 use super::estate::Estate;
 use super::leaving::Leaving;
 use super::lender::Lender;
@@ -124,7 +124,7 @@ impl Fleet {
             let settings = lock(&self.settings);
             Common { log_format: settings.log_format, log: settings.log.clone() }
         };
-        let cgroup = self.cgroups().make(super::outside::LABEL);
+        let cgroup = self.cgroup(super::outside::LABEL)?;
         let started = OutsideProcess::start(&self.of_outside, common, cgroup)?;
         // Who changes them waits, or tells it.
         let peers = lock(&self.peers);
@@ -151,6 +151,11 @@ impl Fleet {
             let settings = lock(&self.settings);
             Cgroups::open(settings.limits, &settings.runtime_dir)
         })
+    }
+
+    fn cgroup(&self, label: &str) -> Result<Cgroup, AttachError> {
+        let made = self.cgroups().make(label);
+        made.map_err(|error| AttachError::Resources(format!("its process: {error}")))
     }
 
     fn networks(&self) -> Vec<Arc<Network>> {
@@ -180,7 +185,7 @@ impl Fleet {
         let start = Start { version, network, workers, poll_us, log_format, log, qpns, rnic };
         // Hardware has QPNs of its own.
         let lease = if rnic { self.lender.nothing() } else { self.lender.lease(&label) };
-        let own = (self.estate.store.clone(), self.cgroups().make(&label));
+        let own = (self.estate.store.clone(), self.cgroup(&label)?);
         let network = Arc::new(Network::start(start, own, (lease, outside))?);
         if let Some(state) = self.estate.state(&label) {
             network.load(&state);

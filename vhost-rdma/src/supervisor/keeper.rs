@@ -202,11 +202,11 @@ impl Process {
         let (wire, far) = Wire::pair()?;
         wire.set_patience(SEND)?;
         let child = spawn(&[COMMAND, &shared.start.network], far)?;
-        // It waits for its first request.
-        shared.cgroup.enter(child.id());
         let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
         let (told, refused) = (BTreeSet::new(), BTreeMap::new());
         let mut process = Self { child, wire: Arc::new(wire), kept, told, refused };
+        // It waits for its first request.
+        shared.cgroup.enter(process.child.id())?;
         process.can_be_reached(shared)?;
         if let Err(error) = shared.store.keep(&process.kept.1, process.wire.as_fd()) {
             let network = &shared.start.network;

@@ -320,8 +320,8 @@ impl Inner {
         let (wire, far) = Wire::pair()?;
         wire.set_patience(SEND)?;
         let child = spawn(&[COMMAND], far)?;
-        self.cgroup.enter(child.id());
         let mut process = Process { child, wire: Arc::new(wire) };
+        self.cgroup.enter(process.child.id())?;
         let start = Start {
             version: VERSION,
             ports: self.ports.clone(),

@@ -156,3 +156,32 @@ fn what_a_killed_daemon_left_is_removed_or_taken_up() {
     drop((a, world));
     eventually("the cgroup of a daemon that has ended is there", || !dir.exists());
 }
+
+#[test]
+fn a_cgroup_that_somebody_removed_is_made_again_with_its_limit() {
+    if !can_look("cgroup", may_make_cgroups()) {
+        return;
+    }
+    let world = world();
+    let a = node(&world, "net");
+    let old = processes(&world.daemon)["net"];
+    let cgroup = cgroup_of(old);
+    let dir = folder(&cgroup);
+    super::kill(old);
+    // It cannot be removed before the process is gone, and the next one comes in a moment.
+    eventually("the next process is too quick", || {
+        let removed = fs::remove_dir(&dir).is_ok();
+        if !removed && let Some(next) = processes(&world.daemon).get("net") {
+            let next = rustix::process::Pid::from_raw(next.cast_signed()).expect("a process");
+            // It may have gone by itself.
+            let _ = rustix::process::kill_process(next, rustix::process::Signal::KILL);
+        }
+        removed
+    });
+    eventually("it does not come back", || world.daemon.show_nic(&a.name)["error"].is_null());
+    told_that_it_is_lost(&a.guest);
+    let a = start_anew(&a);
+    writes(&mut pair(&a, &a), 1);
+    assert_eq!(cgroup_of(processes(&world.daemon)["net"]), cgroup);
+    assert_eq!(shown(&world.daemon, "net")["memory_max"], MAX);
+}
