@@ -130,8 +130,8 @@ fn a_requester_that_moves_takes_its_owners_answer_along() {
     assert_eq!(a.read(found, 8), 0u64.to_le_bytes(), "moved: {moved}");
 }
 
-/// Another peer's word has come into the place of an atomic write that its owner has done, and whose
-/// requester has not gone on.
+/// Another peer's word has come into the place of an atomic write that its owner has done, and
+/// whose requester has not gone on.
 #[test]
 fn an_atomic_write_that_is_done_is_not_stored_again() {
     let mut s = scene(qpt::RC);
