@@ -4,7 +4,9 @@
 use std::net::IpAddr;
 
 use crate::network::BLOCK_BITS_MAX;
-use crate::{Cidr, NetworkBacking, RdmaNetworkSpec, RdmaNicSpec, RdmaNodePolicySpec};
+use crate::{
+    Cidr, NetworkBacking, RdmaNetworkSpec, RdmaNicClassSpec, RdmaNicSpec, RdmaNodePolicySpec,
+};
 
 /// The longest name of a network: names of blocks and pools are made of it.
 pub const NETWORK_NAME_MAX: usize = 40;
@@ -52,6 +54,14 @@ fn overlap(ranges: &[Cidr]) -> Option<String> {
         ranges.iter().enumerate().flat_map(|(n, a)| ranges[..n].iter().map(move |b| (b, a)));
     let (a, b) = pairs.into_iter().find(|(a, b)| a.overlaps(b))?;
     Some(format!("the ranges {a} and {b} overlap"))
+}
+
+/// What is wrong with a class.
+#[must_use]
+pub fn class(spec: &RdmaNicClassSpec) -> Vec<String> {
+    let heap = spec.shared_heap && spec.consumer.is_vm();
+    let why = "sharedHeap is of programs in the pod itself: it needs the consumer Process";
+    heap.then(|| why.to_owned()).into_iter().collect()
 }
 
 /// What is wrong with a node policy by itself.

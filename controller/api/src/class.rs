@@ -42,6 +42,10 @@ pub struct RdmaNicClassSpec {
     pub addresses: AddressPolicy,
     /// Who may open the NIC's socket.
     pub socket: SocketAccess,
+    /// Programs of containers allocate memory that the device copies once (the shared heap): only
+    /// with the consumer Process; fixed when a container is made.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub shared_heap: bool,
 }
 
 /// Who uses a NIC.

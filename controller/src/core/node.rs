@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{
     NetworkBacking, NodeBlock, NodeNetwork, NodePool, NodeTenant, PolicyPool, RdmaNetwork,
-    RdmaNicClassSpec, RdmaNode, RdmaNodeSpec,
+    RdmaNicClassSpec, RdmaNode, RdmaNodeSpec, check,
 };
 
 use super::index::is_outdated;
@@ -60,6 +60,9 @@ pub(super) fn obstacle(world: &World, pool: &PolicyPool) -> Option<String> {
         Some(class) if !world.classes.contains_key(class) => {
             of(format!("there is no class {class:?}"))
         }
+        Some(class) if !wrong_with_class(world, class).is_empty() => {
+            of(format!("the class {class:?}: {}", wrong_with_class(world, class).join("; ")))
+        }
         Some(class) if is_for_processes(world, class) && is_on_rnics(world, &pool.network) => {
             of(format!(
                 "the class {class:?} is for processes, which have no NICs on RNICs; {:?} is on \
@@ -69,6 +72,10 @@ pub(super) fn obstacle(world: &World, pool: &PolicyPool) -> Option<String> {
         }
         _ => None,
     }
+}
+
+fn wrong_with_class(world: &World, class: &str) -> Vec<String> {
+    world.classes.get(class).map(|class| check::class(&class.spec)).unwrap_or_default()
 }
 
 fn is_for_processes(world: &World, class: &str) -> bool {
@@ -176,6 +183,9 @@ fn revision(network: &RdmaNetwork, nic: &RdmaNicClassSpec) -> String {
     // Only where it says more than its forerunners knew: their NICs are not outdated by it.
     if let (false, Some(fixed)) = (nic.consumer.is_vm(), fixed.as_array_mut()) {
         fixed.push("processes".into());
+        if nic.shared_heap {
+            fixed.push("heap".into());
+        }
     }
     format!("{:016x}", digest(&fixed.to_string()))
 }

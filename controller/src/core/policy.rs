@@ -101,7 +101,7 @@ pub(super) fn plan_class(world: &World, name: &str) -> Plan {
     status.observed_generation = class.metadata.generation;
     status.pools = count(pools);
     status.users = some(users.into_iter().map(str::to_owned));
-    accepted(&mut status.conditions, &[], class.metadata.generation);
+    accepted(&mut status.conditions, &check::class(&class.spec), class.metadata.generation);
     status.conditions.retain(|condition| condition.type_ != RATES || class.spec.rates.is_some());
     if class.spec.rates.is_some() {
         let why = "no daemon bounds what a NIC sends: rates have no effect on NICs; bandwidth \
@@ -113,4 +113,64 @@ pub(super) fn plan_class(world: &World, name: &str) -> Plan {
         return Plan::default();
     }
     vec![Write::ClassStatus(RdmaNicClass { status: Some(status), ..class.clone() })].into()
+}
+
+#[cfg(test)]
+mod tests {
+    use vhost_rdma_cluster_api::{
+        Consumer, PolicyPool, RdmaNetwork, RdmaNetworkSpec, RdmaNetworkStatus, RdmaNicClass,
+        RdmaNicClassSpec, RdmaNodePolicy, RdmaNodePolicySpec, Soft,
+    };
+
+    use super::{World, plan_class};
+    use crate::core::node::render;
+    use crate::core::{Mono, NodeInfo, Object, Write};
+
+    /// A node with a pool of the class.
+    fn world(class: RdmaNicClassSpec) -> World {
+        let mut world = World::new(false);
+        let spec = RdmaNetworkSpec { soft: Some(Soft {}), ..RdmaNetworkSpec::default() };
+        let mut network = RdmaNetwork::new("blue", spec);
+        network.status = Some(RdmaNetworkStatus { vni: Some(7), ..RdmaNetworkStatus::default() });
+        let pool = PolicyPool {
+            name: "blue".to_owned(),
+            network: "blue".to_owned(),
+            class: Some("small".to_owned()),
+            count: 1,
+            numa: Vec::new(),
+        };
+        let policy = RdmaNodePolicySpec { pools: vec![pool], ..RdmaNodePolicySpec::default() };
+        let node = NodeInfo { name: "one".to_owned(), ready: true, ..NodeInfo::default() };
+        for object in [
+            Object::Network(network),
+            Object::Class(RdmaNicClass::new("small", class)),
+            Object::Policy(RdmaNodePolicy::new("p", policy)),
+            Object::Node(node),
+        ] {
+            world.apply(object, Mono::ZERO);
+        }
+        world
+    }
+
+    #[test]
+    fn a_shared_heap_reaches_nodes_and_outdates_what_was_made_without() {
+        let class = |consumer, shared_heap| RdmaNicClassSpec {
+            consumer,
+            shared_heap,
+            ..RdmaNicClassSpec::default()
+        };
+        let pool = |heap| {
+            let spec = render(&world(class(Consumer::Process, heap)), "one").unwrap();
+            assert_eq!(spec.pools[0].nic.shared_heap, heap);
+            spec.pools[0].revision.clone()
+        };
+        assert_ne!(pool(true), pool(false));
+        // A VM's memory is its own, so such a class is offered nowhere, and says why.
+        let world = world(class(Consumer::Vm, true));
+        assert!(render(&world, "one").unwrap().pools.is_empty());
+        let plan = plan_class(&world, "small");
+        let [Write::ClassStatus(class)] = &plan.writes[..] else { panic!("{plan:?}") };
+        let accepted = &class.status.as_ref().unwrap().conditions[0];
+        assert!(!accepted.holds() && accepted.message.contains("sharedHeap"), "{accepted:?}");
+    }
 }

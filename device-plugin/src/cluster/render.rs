@@ -83,7 +83,7 @@ fn offered(
             ..Companion::default()
         },
         libraries: None,
-        shared_heap: None,
+        shared_heap: nic.shared_heap.then_some(true),
         if_prefix: DEFAULT_IF_PREFIX.to_owned(),
         selectors: Vec::new(),
         exclude_topology: false,
@@ -251,7 +251,14 @@ mod tests {
             assert_eq!((pool.kind, pool.limits.max_qps), (Kind::Process, Some(7)));
             assert_eq!((pool.companion.bridge.as_deref(), pool.backing.as_deref()), (None, None));
             assert_eq!(pool.has_cnis_addresses(), !ipam, "a network's blocks come first");
+            assert_eq!(pool.shared_heap, None);
         }
+        let heap = json!({"consumer": "Process", "sharedHeap": true});
+        let (config, _) = rendered(&spec(&blue(), &heap), &Inventory::default());
+        assert_eq!(config.pools[1].shared_heap, Some(true));
+        let (config, problems) =
+            rendered(&spec(&blue(), &json!({"sharedHeap": true})), &Inventory::default());
+        assert!(config.pools.len() == 1 && problems[0].contains("shared_heap"), "{problems:?}");
         let fabric = json!({"name": "blue", "uid": "u", "vni": 7, "fabric": "east"});
         let (config, problems) = rendered(&spec(&fabric, &class), &Inventory::default());
         assert!(config.pools.len() == 1 && problems[0].contains("RNICs"), "{problems:?}");

@@ -253,7 +253,7 @@ fn classes() -> Vec<Case> {
         .taken(
             "all that a class can say",
             json!({
-                "consumer": "Process", "vectors": 32, "addresses": "Ipam",
+                "consumer": "Process", "vectors": 32, "addresses": "Ipam", "sharedHeap": true,
                 "limits": {"maxQps": 64, "maxMrBytes": "1Gi", "maxKeptBytes": 1024},
                 "rates": {"bandwidth": "10G", "messages": "1M", "commands": 100},
                 "socket": {"owner": 107, "group": 107, "mode": "0660", "acl": ["u:108:rw"]},
