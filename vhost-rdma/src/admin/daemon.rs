@@ -422,6 +422,11 @@ impl<B: Backend> Daemon<B> {
         Ok(())
     }
 
+    /// The network that a NIC is in.
+    pub(super) fn network_of(&self, nic: &str) -> Option<String> {
+        self.known().registry.nic(nic).ok().map(|nic| nic.network.clone())
+    }
+
     /// One NIC.
     ///
     /// # Errors

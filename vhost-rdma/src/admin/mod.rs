@@ -17,6 +17,7 @@
 
 mod convert;
 mod daemon;
+mod lanes;
 mod metrics;
 mod reloading;
 mod scrape;

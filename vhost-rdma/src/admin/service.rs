@@ -10,8 +10,9 @@ use vhost_rdma_proto::v1::admin_server::Admin;
 
 use super::convert;
 use super::daemon::{Daemon, Error, Reloaded};
+use super::lanes::Lanes;
 use super::reloading::Reloading;
-use crate::node::{Backend, NetworkConfig, Renewed, Session};
+use crate::node::{Backend, DEFAULT_NETWORK, NetworkConfig, Renewed, Session};
 use crate::store::Successor;
 
 /// What does not change while the daemon runs.
@@ -29,6 +30,8 @@ pub(super) struct Service<B> {
     pub(super) daemon: Arc<Daemon<B>>,
     pub(super) about: About,
     pub(super) reloading: Arc<Reloading>,
+    /// In which changes wait.
+    pub(super) lanes: Lanes,
     /// The program that this one can become; why there is none.
     pub(super) successor: Result<Successor, String>,
     /// Tells that it is to.
@@ -36,6 +39,34 @@ pub(super) struct Service<B> {
 }
 
 impl<B: Backend> Service<B> {
+    /// Changes something of a network, when nobody else does.
+    async fn change<T, F>(&self, network: &str, work: F) -> Result<Response<T>, Status>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Daemon<B>) -> Result<T, Error> + Send + 'static,
+    {
+        let alone = self.lanes.enter(network).await;
+        // Who hangs up now does not end the work.
+        let work = move |daemon: &Daemon<B>| {
+            let _alone = alone;
+            work(daemon)
+        };
+        self.call(work).await
+    }
+
+    /// The same of a NIC.
+    async fn change_nic<T, F>(&self, nic: &str, work: F) -> Result<Response<T>, Status>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Daemon<B>) -> Result<T, Error> + Send + 'static,
+    {
+        match self.daemon.network_of(nic) {
+            Some(network) => self.change(&network, work).await,
+            // It is refused.
+            None => self.call(work).await,
+        }
+    }
+
     async fn call<T, F>(&self, work: F) -> Result<Response<T>, Status>
     where
         T: Send + 'static,
@@ -171,9 +202,11 @@ impl<B: Backend> Admin for Service<B> {
         &self,
         request: Request<v1::AddNetworkRequest>,
     ) -> Result<Response<v1::Network>, Status> {
-        let request = request.into_inner();
-        self.call(move |daemon| Ok(network((daemon.add_network(&request.name, request.vni)?, 0))))
-            .await
+        let v1::AddNetworkRequest { name, vni } = request.into_inner();
+        self.change(&name.clone(), move |daemon| {
+            Ok(network((daemon.add_network(&name, vni)?, 0)))
+        })
+        .await
     }
 
     async fn remove_network(
@@ -181,7 +214,7 @@ impl<B: Backend> Admin for Service<B> {
         request: Request<v1::RemoveNetworkRequest>,
     ) -> Result<Response<v1::RemoveNetworkResponse>, Status> {
         let name = request.into_inner().name;
-        self.call(move |daemon| {
+        self.change(&name.clone(), move |daemon| {
             let removed = daemon.remove_network(&name)?;
             Ok(v1::RemoveNetworkResponse {
                 warning: comes_back("network", &name, removed.configured),
@@ -211,8 +244,10 @@ impl<B: Backend> Admin for Service<B> {
 
     async fn add_peer(&self, request: Request<v1::Peer>) -> Result<Response<v1::Peer>, Status> {
         let message = request.into_inner();
-        self.call(move |daemon| Ok(convert::peer(&daemon.add_peer(convert::peer_of(&message)?)?)))
-            .await
+        self.change(&message.network.clone(), move |daemon| {
+            Ok(convert::peer(&daemon.add_peer(convert::peer_of(&message)?)?))
+        })
+        .await
     }
 
     async fn remove_peer(
@@ -220,7 +255,7 @@ impl<B: Backend> Admin for Service<B> {
         request: Request<v1::Peer>,
     ) -> Result<Response<v1::RemovePeerResponse>, Status> {
         let message = request.into_inner();
-        self.call(move |daemon| {
+        self.change(&message.network.clone(), move |daemon| {
             daemon.remove_peer(&convert::peer_of(&message)?)?;
             Ok(v1::RemovePeerResponse {})
         })
@@ -232,7 +267,7 @@ impl<B: Backend> Admin for Service<B> {
         request: Request<v1::ReplacePeersRequest>,
     ) -> Result<Response<v1::ReplacePeersResponse>, Status> {
         let request = request.into_inner();
-        self.call(move |daemon| {
+        self.change(&request.network.clone(), move |daemon| {
             let done = daemon.replace_peers(convert::peers_update(request)?)?;
             let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
             Ok(v1::ReplacePeersResponse { added: count(done.added), removed: count(done.removed) })
@@ -257,7 +292,12 @@ impl<B: Backend> Admin for Service<B> {
         request: Request<v1::AddNicRequest>,
     ) -> Result<Response<v1::Nic>, Status> {
         let request = request.into_inner();
-        self.call(move |daemon| Ok(convert::nic(daemon.add_nic(convert::spec(request)?)?))).await
+        let network = request.network.clone();
+        let network = if network.is_empty() { DEFAULT_NETWORK.to_owned() } else { network };
+        self.change(&network, move |daemon| {
+            Ok(convert::nic(daemon.add_nic(convert::spec(request)?)?))
+        })
+        .await
     }
 
     async fn remove_nic(
@@ -265,7 +305,7 @@ impl<B: Backend> Admin for Service<B> {
         request: Request<v1::RemoveNicRequest>,
     ) -> Result<Response<v1::RemoveNicResponse>, Status> {
         let name = request.into_inner().name;
-        self.call(move |daemon| {
+        self.change_nic(&name.clone(), move |daemon| {
             let removed = daemon.remove_nic(&name)?;
             Ok(v1::RemoveNicResponse { warning: comes_back("NIC", &name, removed.configured) })
         })
@@ -277,7 +317,7 @@ impl<B: Backend> Admin for Service<B> {
         request: Request<v1::UpdateNicRequest>,
     ) -> Result<Response<v1::Nic>, Status> {
         let request = request.into_inner();
-        self.call(move |daemon| {
+        self.change_nic(&request.name.clone(), move |daemon| {
             let name = request.name.clone();
             // The name first: a wrong one is the likelier mistake, and its message is the more
             // useful.

@@ -23,6 +23,14 @@ impl Drop for Stopped {
     }
 }
 
+/// A call that is given up.
+fn hangs_up(daemon: &Daemon, nic: &str) -> Child {
+    let mut command = Command::new("timeout");
+    command.arg("0.2").arg(virtual_guest::daemon::binary()).arg("--socket");
+    command.arg(daemon.admin_socket()).args(["nic", "set", nic, "--max-qps", "9"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it is started")
+}
+
 #[test]
 fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
     let world = world();
@@ -37,11 +45,15 @@ fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
         let begin = Instant::now();
         let first = scope.spawn(|| drop(daemon.run(&["nic", "rm", &e.name])));
         std::thread::sleep(Duration::from_millis(300));
-        let slow = [
+        let mut slow = vec![
             first,
             scope.spawn(|| drop(daemon.run(&["nic", "add", "red-2", "--network", "red"]))),
-            scope.spawn(|| drop(daemon.run(&["nic", "set", &d.name, "--max-qps", "9"]))),
         ];
+        // More than there are threads for calls.
+        let set = || drop(daemon.run(&["nic", "set", &d.name, "--max-qps", "9"]));
+        slow.extend((0..20).map(|_| scope.spawn(set)));
+        // And some whose clients do not wait so long: they come again and again.
+        let mut gone: Vec<_> = (0..20).map(|_| hangs_up(daemon, &d.name)).collect();
         std::thread::sleep(Duration::from_millis(300));
         let timed = |args: &[&str]| {
             let begin = Instant::now();
@@ -63,6 +75,7 @@ fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
         let taken = daemon.cli(&["nic", "add", &e.name, "--network", "net"]);
         assert!(taken.as_ref().is_err_and(|why| why.contains(&e.name)), "{taken:?}");
         assert!(slow.iter().all(|thread| !thread.is_finished()), "nothing was held up");
+        gone.iter_mut().for_each(|client| drop(client.wait()));
         drop(stopped);
         slow.into_iter().for_each(|thread| thread.join().expect("it is done"));
         assert!(begin.elapsed() < Duration::from_secs(60), "the process was given up");
