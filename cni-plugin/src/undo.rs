@@ -54,8 +54,7 @@ pub(crate) fn records(
                 }
             }
         };
-        let undone = undone();
-        if let Err(error) = undone {
+        if let Err(error) = undone() {
             failed.push(error.during(&format!("NIC {}", record.nic.id)));
         }
     }

@@ -78,20 +78,23 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             state.stuck.due(all.collect(), &self.settings)
         };
         for id in due {
-            let Err(why) = self.undo_leftovers(&id).await else {
-                tracing::info!(id, "addresses that were owed are given back");
-                continue;
-            };
-            let mut state = self.state.lock().await;
-            if state.stuck.times(&id) < TRIES {
-                continue;
+            match self.undo_leftovers(&id).await {
+                Ok(()) => tracing::info!(id, "addresses that were owed are given back"),
+                Err(why) => self.still_owed(id, &why).await,
             }
-            tracing::error!(id, why, "addresses are not given back; they are let go");
-            let change = vec![(id.clone(), Slot::default())];
-            match self.commit(&mut state, change, true).await {
-                Ok(()) => state.stuck.keep(|other| other != id),
-                Err(error) => tracing::error!(id, %error, "cannot write that down"),
-            }
+        }
+    }
+
+    /// One was asked for in vain: at some time it is let go.
+    async fn still_owed(&self, id: String, why: &str) {
+        let mut state = self.state.lock().await;
+        if state.stuck.times(&id) < TRIES {
+            return;
+        }
+        tracing::error!(id, why, "addresses are not given back; they are let go");
+        match self.commit(&mut state, vec![(id.clone(), Slot::default())], true).await {
+            Ok(()) => state.stuck.keep(|other| other != id),
+            Err(error) => tracing::error!(id, %error, "cannot write that down"),
         }
     }
 }
