@@ -203,10 +203,8 @@ impl<B: Backend> Admin for Service<B> {
         request: Request<v1::AddNetworkRequest>,
     ) -> Result<Response<v1::Network>, Status> {
         let v1::AddNetworkRequest { name, vni } = request.into_inner();
-        self.change(&name.clone(), move |daemon| {
-            Ok(network((daemon.add_network(&name, vni)?, 0)))
-        })
-        .await
+        self.change(&name.clone(), move |daemon| Ok(network((daemon.add_network(&name, vni)?, 0))))
+            .await
     }
 
     async fn remove_network(
