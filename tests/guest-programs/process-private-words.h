@@ -77,9 +77,9 @@ static void *watch(void *arg)
 	return NULL;
 }
 
-/* Some requests at once, to or from the same place; of a read each word that it brought is whole. */
-static bool try_words(enum ibv_wr_opcode op, struct ibv_mr *near_mr, struct remote there, size_t all,
-		      struct watched *of)
+/* Some requests at once, to or from one place; of a read each word that it brought is whole. */
+static bool try_words(enum ibv_wr_opcode op, struct ibv_mr *near_mr, struct remote there,
+		      size_t all, struct watched *of)
 {
 	struct ibv_wc wc;
 	uint64_t word;
