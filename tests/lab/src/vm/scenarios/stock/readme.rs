@@ -102,12 +102,14 @@ fn environment() -> String {
     lines.map(|(name, value)| format!("export {name}={}\n", quoted(&value))).collect()
 }
 
-/// A script that types the command.
-fn script(words: &str) -> String {
+/// A script that types the command. What its steps write lies in the VM's share, so that it can be
+/// read while they run, and afterwards with `--keep`.
+fn script(words: &str, logs: &Path) -> String {
     let tree = exec::workspace();
-    let tree = quoted(&tree.display().to_string());
+    let [tree, logs] = [&tree, logs].map(|path| quoted(&path.display().to_string()));
     format!(
-        "{}export PATH=${{CARGO_HOME:-$HOME/.cargo}}/bin:$PATH CARGO_NET_OFFLINE=true\n\
+        "set -e\n{}export PATH=${{CARGO_HOME:-$HOME/.cargo}}/bin:$PATH CARGO_NET_OFFLINE=true\n\
+         mkdir -p /host/logs {logs}\nmount --bind /host/logs {logs}\n\
          cd {tree}\nexec cargo xtask {words} --json /host/rows.json\n",
         environment()
     )
@@ -163,7 +165,9 @@ impl Args {
             let host = lab.guests.first_mut().context("no guest")?;
             host.must(CGROUPS, MOUNTS)?;
             eprintln!("    {}", host.must(&layers, MOUNTS)?.trim());
-            let job = host.spawn(&script(words))?;
+            let logs = lab.cache.dir().join("logs");
+            eprintln!("    logs of its steps: {}", host.share().join("logs").display());
+            let job = host.spawn(&script(words, &logs))?;
             let ok = watch(host, job)?;
             for row in rows(host.share()).unwrap_or_default() {
                 table.push(Row { name: format!("{of}: {}", row.name), ..row });
@@ -182,7 +186,8 @@ mod tests {
 
     #[test]
     fn the_command_is_typed_in_the_tree_with_what_cargo_needs() {
-        let script = script("demo --only 'x y'");
+        let script = script("demo --only 'x y'", Path::new("/c/logs"));
+        assert!(script.contains("\nmount --bind /host/logs '/c/logs'\n"));
         assert!(script.contains("\nexec cargo xtask demo --only 'x y' --json /host/rows.json\n"));
         assert!(script.contains(&format!("\ncd '{}'\n", exec::workspace().display())));
         assert!(!script.contains("CARGO_PKG_"), "it is no program of this crate:\n{script}");
