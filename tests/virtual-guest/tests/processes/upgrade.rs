@@ -195,15 +195,21 @@ fn what_would_be_lost_is_said_first() {
     writes(&mut pair(&a, &a), 1);
 }
 
-/// What is wrong with the file is known while there is a program that goes on.
-#[test]
-fn an_upgrade_to_a_daemon_that_would_not_start_is_refused() {
+/// A daemon with a configuration file, and the directory that it is in.
+fn with_a_file() -> (tempfile::TempDir, std::path::PathBuf, World) {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("config.toml");
     std::fs::write(&file, "poll_us = 10\n").expect("a file");
     let args = vec!["--config".to_owned(), file.display().to_string()];
     let options = DaemonOptions { processes: true, installed: true, args, ..Default::default() };
     let world = World::with(&options, Duration::from_secs(120));
+    (dir, file, world)
+}
+
+/// What is wrong with the file is known while there is a program that goes on.
+#[test]
+fn an_upgrade_to_a_daemon_that_would_not_start_is_refused() {
+    let (_dir, file, world) = with_a_file();
     let (a, b) = (node(&world, "net"), node(&world, "net"));
     let mut ends = pair(&a, &b);
     let before = processes(&world.daemon);
@@ -298,12 +304,7 @@ fn a_process_that_dies_in_an_upgrade_costs_no_vmm_its_connection() {
 /// A full disk, for one. What stands in its place here cannot be written to by root either.
 #[test]
 fn a_state_that_cannot_be_saved_costs_no_guest_its_device() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = dir.path().join("config.toml");
-    std::fs::write(&file, "poll_us = 10\n").expect("a file");
-    let args = vec!["--config".to_owned(), file.display().to_string()];
-    let options = DaemonOptions { processes: true, installed: true, args, ..Default::default() };
-    let world = World::with(&options, Duration::from_secs(120));
+    let (_dir, file, world) = with_a_file();
     let (a, b) = (node(&world, "net"), node(&world, "net"));
     let mut ends = pair(&a, &b);
     let in_its_place = world.daemon.dir().join("state.json.new");
