@@ -21,7 +21,6 @@ use tonic::transport::Server;
 use vhost_rdma_proto::v1::admin_server::AdminServer;
 
 use super::daemon::{self, Daemon, resolve};
-use super::lanes::Lanes;
 use super::metrics::{self, MetricsAddress};
 use super::reloading::{Reload, Reloading};
 use super::scrape::answer_all;
@@ -340,8 +339,8 @@ fn serve_api<B: Backend>(
             instance: instance(),
         };
         let daemon = Arc::clone(daemon);
-        let lanes = Lanes::default();
-        let service = Service { daemon, about, reloading, lanes, successor, upgrade };
+        let (lanes, restarts) = Default::default();
+        let service = Service { daemon, about, reloading, lanes, restarts, successor, upgrade };
         until_asked(listener, service, (path, &store), (hangup, asked)).await
     });
     if let Some(MetricsAddress::Unix(path)) = &settings.metrics {

@@ -32,6 +32,8 @@ pub(super) struct Service<B> {
     pub(super) reloading: Arc<Reloading>,
     /// In which changes wait.
     pub(super) lanes: Lanes,
+    /// In which restarts wait: they are what helps where a change does not end.
+    pub(super) restarts: Lanes,
     /// The program that this one can become; why there is none.
     pub(super) successor: Result<Successor, String>,
     /// Tells that it is to.
@@ -45,7 +47,16 @@ impl<B: Backend> Service<B> {
         T: Send + 'static,
         F: FnOnce(&Daemon<B>) -> Result<T, Error> + Send + 'static,
     {
-        let alone = self.lanes.enter(network).await;
+        self.alone(&self.lanes, network, work).await
+    }
+
+    /// Does something when nobody else is in a network's lane.
+    async fn alone<T, F>(&self, lanes: &Lanes, net: &str, work: F) -> Result<Response<T>, Status>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Daemon<B>) -> Result<T, Error> + Send + 'static,
+    {
+        let alone = lanes.enter(net).await;
         // Who hangs up now does not end the work.
         let work = move |daemon: &Daemon<B>| {
             let _alone = alone;
@@ -233,7 +244,7 @@ impl<B: Backend> Admin for Service<B> {
         request: Request<v1::RestartNetworkRequest>,
     ) -> Result<Response<v1::RestartNetworkResponse>, Status> {
         let name = request.into_inner().name;
-        self.call(move |daemon| {
+        self.alone(&self.restarts, &name.clone(), move |daemon| {
             let Renewed { kept, lost, pause } = daemon.restart_network(&name)?;
             Ok(v1::RestartNetworkResponse { kept, lost, pause_us: micros(pause) })
         })

@@ -24,10 +24,10 @@ impl Drop for Stopped {
 }
 
 /// A call that is given up.
-fn hangs_up(daemon: &Daemon, nic: &str) -> Child {
+fn hangs_up(daemon: &Daemon, args: &[&str]) -> Child {
     let mut command = Command::new("timeout");
     command.arg("0.2").arg(virtual_guest::daemon::binary()).arg("--socket");
-    command.arg(daemon.admin_socket()).args(["nic", "set", nic, "--max-qps", "9"]);
+    command.arg(daemon.admin_socket()).args(args);
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it is started")
 }
 
@@ -53,7 +53,8 @@ fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
         let set = || drop(daemon.run(&["nic", "set", &d.name, "--max-qps", "9"]));
         slow.extend((0..20).map(|_| scope.spawn(set)));
         // And some whose clients do not wait so long: they come again and again.
-        let mut gone: Vec<_> = (0..20).map(|_| hangs_up(daemon, &d.name)).collect();
+        let mut gone: Vec<_> =
+            (0..20).map(|_| hangs_up(daemon, &["nic", "set", &d.name, "--max-qps", "9"])).collect();
         std::thread::sleep(Duration::from_millis(300));
         let timed = |args: &[&str]| {
             let begin = Instant::now();
@@ -85,6 +86,23 @@ fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
     writes(&mut pair(&c, &d), 2);
     daemon.run(&["nic", "show", "red-2"]);
     assert!(daemon.cli(&["nic", "show", &e.name]).is_err());
+}
+
+/// More than there are threads for calls, each given up by who asked.
+#[test]
+fn restarts_of_a_network_that_answers_nothing_keep_nobody_else_waiting() {
+    let world = world();
+    let _theirs = node(&world, "red");
+    let stopped = Stopped::new(processes(&world.daemon)["red"]);
+    let mut gone: Vec<_> =
+        (0..20).map(|_| hangs_up(&world.daemon, &["network", "restart", "red"])).collect();
+    std::thread::sleep(Duration::from_millis(500));
+    let begin = Instant::now();
+    world.daemon.run(&["nic", "add", "other", "--network", "net"]);
+    let took = begin.elapsed();
+    assert!(took < SOON * patience(), "{took:?}");
+    gone.iter_mut().for_each(|client| drop(client.wait()));
+    drop(stopped);
 }
 
 #[test]
