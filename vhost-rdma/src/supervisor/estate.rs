@@ -43,6 +43,15 @@ pub(super) struct Left {
     whose: Whose,
 }
 
+#[cfg(test)]
+impl Left {
+    /// One that has told nothing.
+    pub(super) fn of(stream: UnixStream) -> Self {
+        let (record, names, whose) = (Record::default(), Vec::new(), Whose::default());
+        Self { stream, record, names, serial: 1, whose }
+    }
+}
+
 /// What a network's process has saved, and when it was asked to come to rest.
 pub(super) type Saved = (OwnedFd, Option<Nanos>);
 

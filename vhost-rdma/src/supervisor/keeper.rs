@@ -129,6 +129,8 @@ struct Process {
     told: BTreeSet<String>,
     /// NICs that it has refused, and why.
     refused: BTreeMap<String, String>,
+    /// Sessions that it was told of before others found it.
+    handed: BTreeSet<u64>,
 }
 
 impl Drop for Process {
@@ -203,8 +205,8 @@ impl Process {
         wire.set_patience(SEND)?;
         let child = spawn(&[COMMAND, &shared.start.network], far)?;
         let kept = (shared.store.clone(), format!("wire.{}@{}", child.id(), shared.start.network));
-        let (told, refused) = (BTreeSet::new(), BTreeMap::new());
-        let mut process = Self { child, wire: Arc::new(wire), kept, told, refused };
+        let (told, refused, handed) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+        let mut process = Self { child, wire: Arc::new(wire), kept, told, refused, handed };
         // It waits for its first request.
         shared.cgroup.enter(process.child.id())?;
         process.can_be_reached(shared)?;
@@ -265,13 +267,19 @@ impl Process {
         self.ask(shared, Request::Peers(vni), &[file.as_fd()])
     }
 
-    /// Takes NICs away that were removed since it was told of them; an error if it cannot be told.
-    /// Then, if there is none, it is the process that others find.
+    /// Takes NICs away that were removed since it was told of them, and tells of sessions that came
+    /// since; an error if it cannot be told. Then it is the process that others find.
     fn be_found(&mut self, shared: &Shared) -> io::Result<bool> {
         loop {
             let mut state = shared.state();
             if state.stopping {
                 return Ok(false);
+            }
+            let late = state.sessions.keys().find(|id| !self.handed.contains(id)).copied();
+            if let Some(late) = late {
+                drop(state);
+                self.hand_over(shared, late)?;
+                continue;
             }
             let gone = self.told.iter().find(|name| !state.nics.contains_key(*name)).cloned();
             let Some(gone) = gone else {
@@ -365,6 +373,7 @@ impl Process {
 
     /// Has the process go on with a session; one that it refuses is over.
     fn hand_over(&mut self, shared: &Shared, session: u64) -> io::Result<()> {
+        self.handed.insert(session);
         let Some(mut held) = shared.state().sessions.remove(&session) else { return Ok(()) };
         let told = self.tell(shared, session, &held);
         // From now on the process is the one that has it.

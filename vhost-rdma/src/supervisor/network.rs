@@ -36,7 +36,7 @@ use super::lender::Lease;
 use super::outside::{Branch, OutsideProcess};
 use super::record::Record;
 use super::state::{Known, State};
-use crate::network_process::{Answer, Figures, Request, Start};
+use crate::network_process::{Answer, Figures, Request, Start, Wire};
 use crate::node::{
     AttachError, Connection, Ending, NicConfig, NicStatus, Peer, ProcessStatus, Session,
 };
@@ -306,44 +306,93 @@ impl Network {
         Ok((id, Held { nic: name.to_owned(), stream, record, ledger, ended }, end))
     }
 
-    /// Goes on with a session that an earlier supervisor had.
+    /// Goes on with a session that an earlier supervisor had. As any other it outlives the process:
+    /// if that dies while it is told of it, it is its successor's.
     pub(super) fn resume(&self, name: &str, left: Left) -> io::Result<Box<dyn Connection>> {
-        self.shared.ready().map_err(io::Error::other)?;
         let Left { stream, record, names, serial, .. } = left;
         let (id, held, end) = self.held(name, (stream, Some(serial)), record)?;
         let old = names.iter().filter(|name| !held.ledger.is_of(name));
         old.for_each(|name| self.shared.store.forget(name));
-        let told = self.tell(id, &held);
-        let hold = |state: &mut State| drop(state.sessions.insert(id, held));
-        let taken = told.and_then(|()| self.shared.call((Request::GoOn(id), &[]), PATIENCE, hold));
-        match taken {
-            Ok(Answer::Done) => {}
-            Ok(Answer::Refused(why)) => {
-                self.shared.state().sessions.remove(&id);
-                return Err(io::Error::other(why));
-            }
-            Err(NoAnswer::Away(why)) => return Err(io::Error::other(why)),
-            Ok(_) => self.shared.give_up(),
-            Err(NoAnswer::Lost(_, wire)) => hang_up(&wire),
+        let (mut own, mut times) = (Some(held), 0);
+        while own.is_some() {
+            let lives = self.shared.state().lives;
+            times += 1;
+            let gone = match self.go_on(id, &mut own) {
+                Ok(Answer::Done) => None,
+                Ok(Answer::Refused(why)) => {
+                    let mut state = self.shared.state();
+                    own = state.sessions.remove(&id).or(own);
+                    // Another one may have been told of it than was asked to go on.
+                    if state.lives == lives || times == UPDATES {
+                        return Err(io::Error::other(why));
+                    }
+                    continue;
+                }
+                Ok(_) => {
+                    self.shared.give_up();
+                    None
+                }
+                Err(NoAnswer::Away(_)) => None,
+                Err(NoAnswer::Lost(_, wire)) => {
+                    hang_up(&wire);
+                    Some(wire)
+                }
+            };
+            own = self.leave(id, own, gone.as_ref())?;
         }
         Ok(Box::new(Far { shared: self.shared.clone(), id, end }))
     }
 
-    /// Tells the process what is left of a session.
-    fn tell(&self, id: u64, held: &Held) -> Result<(), NoAnswer> {
-        let call = |request, files: &[BorrowedFd<'_>]| match self.shared.call(
-            (request, files),
-            PATIENCE,
-            |_| (),
-        )? {
-            Answer::Done => Ok(()),
-            _ => Err(NoAnswer::Away("the process does not take the session".to_owned())),
-        };
-        call(Request::TakeUp(held.nic.clone(), id), &[held.stream.as_fd()])?;
-        for (change, files) in held.record.changes() {
-            call(Request::Kept(id, change), &files)?;
+    /// Tells the process of a session and has it go on. Who is asked for the latter has the session
+    /// from then on, and `own` is empty.
+    fn go_on(&self, id: u64, own: &mut Option<Held>) -> Result<Answer, NoAnswer> {
+        if let Some(held) = &*own {
+            let told = self.tell(id, held)?;
+            if !matches!(told, Answer::Done) {
+                return Ok(told);
+            }
         }
-        Ok(())
+        let hold = |state: &mut State| {
+            own.take().into_iter().for_each(|held| drop(state.sessions.insert(id, held)));
+        };
+        self.shared.call((Request::GoOn(id), &[]), PATIENCE, hold)
+    }
+
+    /// A session that no process has been told of is for the next one, if the one at `gone`, or
+    /// none, is there now. Else it is given back.
+    fn leave(
+        &self,
+        id: u64,
+        own: Option<Held>,
+        gone: Option<&Arc<Wire>>,
+    ) -> io::Result<Option<Held>> {
+        let Some(held) = own else { return Ok(None) };
+        let mut state = self.shared.state();
+        if state.stopping {
+            return Err(io::Error::other("the network is about to end"));
+        }
+        let serves = state.wire.as_ref();
+        if serves.is_some_and(|wire| !gone.is_some_and(|gone| Arc::ptr_eq(gone, wire))) {
+            return Ok(Some(held));
+        }
+        state.sessions.insert(id, held);
+        Ok(None)
+    }
+
+    /// Tells the process what is left of a session; the first answer that is another than that it
+    /// is done.
+    fn tell(&self, id: u64, held: &Held) -> Result<Answer, NoAnswer> {
+        let call = |request, files: &[BorrowedFd<'_>]| {
+            self.shared.call((request, files), PATIENCE, |_| ())
+        };
+        let mut told = call(Request::TakeUp(held.nic.clone(), id), &[held.stream.as_fd()])?;
+        for (change, files) in held.record.changes() {
+            if !matches!(told, Answer::Done) {
+                break;
+            }
+            told = call(Request::Kept(id, change), &files)?;
+        }
+        Ok(told)
     }
 
     pub(super) fn status(&self, name: &str) -> NicStatus {

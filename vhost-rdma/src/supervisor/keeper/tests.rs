@@ -1,8 +1,11 @@
 //! What a process says, and one that refuses.
 
+use std::os::unix::net::UnixStream;
+
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::super::calls::tests;
+use super::super::estate::Left;
 use super::super::network::Network;
 use super::super::state::Known;
 use super::*;
@@ -32,8 +35,8 @@ fn nic(name: &str, last: u8) -> NicConfig {
 fn process(wire: Wire) -> Process {
     let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let kept = (Store::default(), String::new());
-    let (told, refused) = (BTreeSet::new(), BTreeMap::new());
-    Process { child, wire: Arc::new(wire), kept, told, refused }
+    let (told, refused, handed) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+    Process { child, wire: Arc::new(wire), kept, told, refused, handed }
 }
 
 #[test]
@@ -219,6 +222,67 @@ fn a_session_on_its_way_to_the_next_process_is_handed_down() {
     // And nobody is started for a daemon that becomes another one.
     let (near, _far) = Wire::pair().unwrap();
     assert!(self::process(near).can_be_reached(shared).is_err());
+}
+
+/// A daemon that comes after another finds a process that dies while it is told of a session.
+#[test]
+fn a_session_whose_process_dies_while_it_is_told_of_it_is_the_next_ones() {
+    let network = Network::of(tests::shared());
+    let shared = network.shared();
+    shared.state().nics.insert("n".to_owned(), Known::of(&nic("n", 1)));
+    let (near, far) = Wire::pair().unwrap();
+    shared.state().wire = Some(Arc::new(near));
+    let (vmm, stream) = UnixStream::pair().unwrap();
+    let connection = std::thread::scope(|scope| {
+        let dies = scope.spawn(|| {
+            let asked = Wire::new(far).receive().unwrap().unwrap();
+            let Numbered { request, .. } = decode(&asked.bytes).unwrap();
+            assert!(matches!(request, Request::TakeUp(..)), "{request:?}");
+            // Its keeper notices.
+            let wire = shared.state().wire.clone().unwrap();
+            wire.receive().unwrap();
+            mourn(shared.state());
+        });
+        let connection = network.resume("n", Left::of(stream)).unwrap();
+        dies.join().unwrap();
+        connection
+    });
+    assert_eq!(shared.state().sessions.len(), 1, "nobody has it");
+    let (near, far) = Wire::pair().unwrap();
+    let next = std::thread::spawn(|| answered(far));
+    let mut process = process(near);
+    process.hand_on(shared).unwrap();
+    assert!(process.be_found(shared).unwrap());
+    // Another daemon is started when there is no process yet, and its session comes late.
+    let (late, stream) = UnixStream::pair().unwrap();
+    drop((process, shared.state().wire.take()));
+    let told = next.join().unwrap();
+    assert!(matches!(told[..], [Request::TakeUp(..), Request::GoOn(_)]), "{told:?}");
+    let (near, far) = Wire::pair().unwrap();
+    let next = std::thread::spawn(|| answered(far));
+    let mut process = self::process(near);
+    process.hand_on(shared).unwrap();
+    shared.state().nics.insert("m".to_owned(), Known::of(&nic("m", 2)));
+    let second = network.resume("m", Left::of(stream)).unwrap();
+    assert!(process.be_found(shared).unwrap());
+    drop((process, shared.state().wire.take()));
+    let told = next.join().unwrap();
+    assert_eq!(told.len(), 4, "{told:?}");
+    network.ending();
+    drop((vmm, late));
+    assert_eq!((connection.end(), second.end()), (Ending::Closed, Ending::Closed));
+}
+
+/// What a process is asked that does all of it.
+fn answered(far: OwnedFd) -> Vec<Request> {
+    let far = Wire::new(far);
+    let mut asked = Vec::new();
+    while let Ok(Some(packet)) = far.receive() {
+        let Numbered { id, request } = decode(&packet.bytes).unwrap();
+        far.send(&encode(&Report::Answer(id, Answer::Done)).unwrap(), &[]).unwrap();
+        asked.push(request);
+    }
+    asked
 }
 
 /// One session has gone on, and its VMM says something, when the process dies over the next one.
