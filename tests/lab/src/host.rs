@@ -41,7 +41,7 @@ const TOOLS: &[(&str, &str)] = &[
 
 /// What the RNIC backing is built with. Images have these (manifests/node/Containerfile); a plain
 /// build needs none of them.
-pub const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev"];
+pub const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev", "make"];
 
 /// Fails with a sentence unless we are root: chroots, mounts and owners of files in an image need
 /// it.
@@ -421,6 +421,38 @@ impl Archive {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::workspace;
+    use crate::process::products::TOOLS as LIBRARIES;
+
+    /// What follows `before`, in a text that says what is needed.
+    fn told(file: &str, before: &str) -> String {
+        let text = fs::read_to_string(workspace().join(file)).expect("a file of the tree");
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let (_, rest) = text.split_once(before).expect("it says so");
+        let end = rest.find(". ").unwrap_or(rest.len());
+        rest[..end].replace([',', ';', ':', '`'], " ")
+    }
+
+    #[test]
+    fn documents_and_images_name_what_is_needed() {
+        let named = |said: &str, packages: &[&str]| {
+            let words: Vec<&str> = said.split_whitespace().collect();
+            for package in packages {
+                assert!(words.contains(package), "{package} is not in {said:?}");
+            }
+        };
+        let compiler = ["gcc", "libc6-dev"];
+        let first = told("README.md", "and the packages ");
+        named(&first, &[&compiler, LIBRARIES.as_slice()].concat());
+        named(&told("README.md", "as root, with Rust,"), &compiler);
+        for (file, before) in [
+            ("docs/RNIC.md", "To build it:"),
+            ("docs/TESTING.md", "its build needs"),
+            ("manifests/node/Containerfile", "--no-install-recommends "),
+        ] {
+            named(&told(file, before), RNIC_PACKAGES);
+        }
+    }
 
     #[test]
     fn mirror_of_both_formats() {

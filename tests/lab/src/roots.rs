@@ -43,7 +43,7 @@ impl Debian {
         }
     }
 
-    fn suite(self) -> &'static str {
+    pub(crate) fn suite(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
             Self::Trixie | Self::TrixieBackports => "trixie",

@@ -125,6 +125,9 @@ const TESTS: &[(When, &str, Run)] = &[
     (Full, "two VMs on stock Debian", |c, _| stock::Args::with_two_vms().run(c)),
     (Full, "the README's demo on stock Debian", |c, _| stock::Args::with_demo().run(c)),
     (Full, "a cluster on stock Debian", |c, _| stock::Args::with_cluster().run(c)),
+    (Full, "the README's tests on stock Debian 13", |c, _| {
+        stock::Args::in_a_root(Debian::Trixie).run(c)
+    }),
     (Full, "driver and device of different ages", |c, _| ages::Args::default().run(c)),
     (Full, "machines with an IOMMU", |c, _| iommu::Args::default().run(c)),
     (Full, "guests on an RNIC", |c, _| rnic::Args::default().run(c)),

@@ -12,6 +12,8 @@
 //!   them; see `nested`
 //! - `RELEASE: cargo xtask demo: ROW`: with `--xtask`, and then alone: the README's command, typed
 //!   in the VM; see `readme`
+//! - `RELEASE, a root: cargo xtask test: STEP`: with `--root`, and then alone: the README's second
+//!   command, typed in a root of the release on this machine's kernel; see `root`
 //!
 //! A VM is the host here. Programs are built outside, since an emulated compiler would take hours.
 //! A cluster of one node is started inside with `--xtask 'k8s test --brief'`, and only then.
@@ -21,6 +23,7 @@
 mod beside;
 mod nested;
 mod readme;
+mod root;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -53,6 +56,13 @@ pub struct Args {
     /// The README's command in the VM instead, `cargo xtask demo`, or another one
     #[arg(long, value_name = "WORDS", num_args = 0..=1, default_missing_value = readme::DEMO)]
     xtask: Option<String>,
+    /// A root of the release instead of a VM, on this machine's kernel, with a clone of what was
+    /// committed: for the README's second command, `cargo xtask test`, or what `--xtask` says
+    #[arg(long)]
+    root: bool,
+    /// With --root: make anew what is made once
+    #[arg(long, requires = "root")]
+    cold: bool,
     /// Keep consoles and logs when done
     #[arg(long)]
     keep: bool,
@@ -136,25 +146,38 @@ impl Args {
         Self { xtask: Some(readme::CLUSTER.to_owned()), ..Self::default() }
     }
 
+    /// The form in which the README's test command is typed in a root of this release.
+    pub fn in_a_root(debian: Debian) -> Self {
+        Self { root: true, debian: Some(debian), ..Self::default() }
+    }
+
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
-        let mut lab = Lab::prepare(cache)?;
-        if self.keep {
-            lab.run.keep();
-        }
         let mut table = Vec::new();
-        if let Some(words) = &self.xtask {
-            self.command(words, &mut lab, &mut table)?;
-        } else if self.nested {
-            self.hosts(&mut lab, &mut table)?;
+        if self.root {
+            self.in_roots(cache, &mut table)?;
         } else {
-            self.suites(&mut lab, &mut table)?;
+            self.in_vms(cache, &mut table)?;
         }
         rows::print_table(&table, "stock", "-");
         if let Some(path) = &self.json {
             rows::write_json(path, &table)?;
         }
         Ok(table.iter().all(|row| row.ok))
+    }
+
+    fn in_vms(&self, cache: &Cache, table: &mut Vec<Row>) -> Result<()> {
+        let mut lab = Lab::prepare(cache)?;
+        if self.keep {
+            lab.run.keep();
+        }
+        if let Some(words) = &self.xtask {
+            self.command(words, &mut lab, table)
+        } else if self.nested {
+            self.hosts(&mut lab, table)
+        } else {
+            self.suites(&mut lab, table)
+        }
     }
 
     fn releases(&self) -> impl Iterator<Item = Debian> + '_ {
