@@ -43,6 +43,10 @@ const TOOLS: &[(&str, &str)] = &[
 /// build needs none of them.
 pub const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev", "make"];
 
+/// What tests start: `strace` stops the CNI plugin at each of its system calls, and systemd has the
+/// unit that ships.
+pub const TEST_PACKAGES: &[&str] = &["strace", "systemd"];
+
 /// Fails with a sentence unless we are root: chroots, mounts and owners of files in an image need
 /// it.
 pub(crate) fn require_root() -> Result<()> {
@@ -60,11 +64,12 @@ pub fn is_emulated() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG CPU"))
 }
 
-/// What `ensure_tools` and the lints would install, a compiler's runtime, and the service manager
-/// that a test starts: for an image of a machine on which the lab runs.
+/// What `ensure_tools`, the lints and the tests would install, and a compiler's runtime: for an
+/// image of a machine on which the lab runs.
 pub(crate) fn tools() -> impl Iterator<Item = &'static str> {
-    let more = ["debian-archive-keyring", "git", "libc6-dev", "systemd"];
-    TOOLS.iter().map(|(_, package)| *package).chain(more).chain(RNIC_PACKAGES.iter().copied())
+    let more = ["debian-archive-keyring", "git", "libc6-dev"];
+    let wanted = RNIC_PACKAGES.iter().chain(TEST_PACKAGES).copied();
+    TOOLS.iter().map(|(_, package)| *package).chain(more).chain(wanted)
 }
 
 fn on_path(program: &str) -> bool {

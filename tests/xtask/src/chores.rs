@@ -173,6 +173,7 @@ pub(crate) fn nextest(cache: &Cache, rest: &[String]) -> Result<bool> {
 
 /// Each test in a process of its own with a time limit (.config/nextest.toml).
 fn by_nextest(cache: &Cache) -> Result<Command> {
+    host::ensure_packages(cache, host::TEST_PACKAGES)?;
     let mut cmd = cargo();
     cmd.args(["nextest", "run", "--locked", "--workspace", "--no-fail-fast"]);
     cmd.env("PATH", wheels::NEXTEST.on_path(cache)?);

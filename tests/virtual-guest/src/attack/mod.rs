@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub use self::machine::Crowded;
-pub use self::programs::{become_another, is_to_become_another, no_memory};
+pub use self::programs::{become_another, is_to_become_another, no_memory, on_disk};
 
 use crate::backing::rules;
 use crate::guest::GuestConfig;

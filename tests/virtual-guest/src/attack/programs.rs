@@ -170,6 +170,25 @@ fn copies(memory: &Fleeting, region: &Mr, asked: Job) -> u32 {
     done.map_or(err::FAULT, |()| err::OK)
 }
 
+/// A file of this length that is no memory. It lies where this program was built, or where a machine
+/// without that place has a disk: `/tmp` may be a tmpfs, as it is on Debian 13.
+///
+/// # Panics
+/// There is no disk.
+#[must_use]
+pub fn on_disk(len: u64) -> File {
+    /// `TMPFS_MAGIC` (uapi/linux/magic.h).
+    const TMPFS: u64 = 0x0102_1994;
+    let own = std::env::current_exe().expect("its path");
+    let dir = std::env::var_os("VHOST_RDMA_DISK").map(std::path::PathBuf::from);
+    let dir = dir.as_deref().or(own.parent()).expect("a directory");
+    let file = tempfile::tempfile_in(dir).expect("a file");
+    file.set_len(len).expect("its length");
+    let kind = rustix::fs::fstatfs(&file).expect("fstatfs").f_type;
+    assert_ne!(kind.cast_unsigned(), TMPFS, "{} is on a tmpfs: set VHOST_RDMA_DISK", dir.display());
+    file
+}
+
 /// What is no memory for a device, whatever it is.
 ///
 /// # Panics
@@ -177,8 +196,7 @@ fn copies(memory: &Fleeting, region: &Mr, asked: Job) -> u32 {
 pub fn no_memory() -> Vec<OwnedFd> {
     let (read, write) = std::io::pipe().expect("a pipe");
     let (socket, _other) = std::os::unix::net::UnixStream::pair().expect("sockets");
-    let disk = tempfile::tempfile().expect("a file");
-    disk.set_len(PAGE).expect("its length");
+    let disk = on_disk(PAGE);
     let open = |path: &str| OwnedFd::from(File::open(path).expect(path));
     let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC);
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
