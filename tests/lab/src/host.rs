@@ -43,9 +43,9 @@ const TOOLS: &[(&str, &str)] = &[
 /// build needs none of them.
 pub const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev", "make"];
 
-/// What tests start: `strace` stops the CNI plugin at each of its system calls, and systemd has the
-/// unit that ships.
-pub const TEST_PACKAGES: &[&str] = &["strace", "systemd"];
+/// What tests start: Python plays strangers, `strace` stops the CNI plugin at each of its system
+/// calls, and systemd has the unit that ships.
+pub const TEST_PACKAGES: &[&str] = &["python3", "strace", "systemd"];
 
 /// Fails with a sentence unless we are root: chroots, mounts and owners of files in an image need
 /// it.
@@ -77,8 +77,10 @@ fn on_path(program: &str) -> bool {
     path.split(':').chain(["/usr/sbin", "/sbin"]).any(|d| Path::new(d).join(program).exists())
 }
 
-/// Installs what is missing, and says so.
+/// Installs what is missing, and says so; an error unless we are root. Whoever finds in the cache
+/// what the lab makes once needs these, too.
 pub(crate) fn ensure_tools(cache: &Cache) -> Result<()> {
+    require_root()?;
     let mut missing: Vec<&str> =
         TOOLS.iter().filter(|(p, _)| !on_path(p)).map(|&(_, pkg)| pkg).collect();
     if !Path::new(KEYRING).exists() {

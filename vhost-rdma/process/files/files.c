@@ -9,7 +9,9 @@
  * place in the machine it is not told (/sys/class/infiniband/NAME/../.., realpath(3)). Those are
  * files of a kernel's driver, and nobody may mount anything there without privilege. So where such
  * a file is missing, and only there, a call that asked for it by its path finds what the file would
- * say; the device node is /dev/null, which may be opened and does nothing. The place is that of a
+ * say; the device node is /dev/null, which may be opened and does nothing. UCX from 1.19 on asks
+ * for the network interface of an address (gid_attrs/ndevs), and reaches no peer to whom none of
+ * that interface's routes leads: it is told the one of the default route. The place is that of a
  * device without hardware: /sys/devices/virtual/infiniband/NAME, as the kernel has it for rxe.
  *
  * Paths of directories, and calls relative to a directory's descriptor, find what there is:
@@ -21,6 +23,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <net/if.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,6 +59,36 @@ static int is_node(const char *path)
 	return rest && !*rest;
 }
 
+/* The interface by which others are reached, as a line: that of the default route (proc(5),
+ * /proc/net/route: names, destinations and masks). Where there is none, only what is here is. */
+static const char *interface_of_default_route(void)
+{
+	static __thread char line[IF_NAMESIZE + 1];
+	char text[8192], *at, *end;
+	unsigned long to, mask;
+	ssize_t len = -1;
+	int fd;
+
+	fd = open("/proc/net/route", O_RDONLY | O_CLOEXEC);
+	if (fd >= 0) {
+		len = read(fd, text, sizeof(text) - 1);
+		close(fd);
+	}
+	text[len > 0 ? len : 0] = '\0';
+	strcpy(line, "lo\n");
+	for (at = text; (end = strchr(at, '\n')); at = end + 1) {
+		char name[IF_NAMESIZE];
+
+		*end = '\0';
+		if (sscanf(at, "%15s %lx %*s %*s %*s %*s %*s %lx", name, &to, &mask) == 3 && !to &&
+		    !mask) {
+			snprintf(line, sizeof(line), "%s\n", name);
+			break;
+		}
+	}
+	return line;
+}
+
 /* What a file of the device says; NULL if it is none that we know. */
 static const char *text_of(const char *path)
 {
@@ -81,9 +114,14 @@ static const char *text_of(const char *path)
 		if (!strcmp(rest, files[i].name))
 			return files[i].text;
 	}
-	/* All addresses of the device are of one kind. */
-	rest = rest ? after(rest, "/ports/1/gid_attrs/types/") : NULL;
-	return rest && !*rest ? "RoCE v2\n" : NULL;
+	if (!rest)
+		return NULL;
+	/* All addresses of the device are of one kind, and reached in one way. */
+	path = after(rest, "/ports/1/gid_attrs/types/");
+	if (path && !*path)
+		return "RoCE v2\n";
+	path = after(rest, "/ports/1/gid_attrs/ndevs/");
+	return path && !*path ? interface_of_default_route() : NULL;
 }
 
 static int is_missing(void)

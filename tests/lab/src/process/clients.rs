@@ -21,12 +21,23 @@ done
 "#;
 
 const MPI: &str = r#"export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export UCX_TLS=rc_v,ud_v,self UCX_LOG_LEVEL=fatal
-timeout 100 mpirun -n 2 --oversubscribe --mca pml ucx --mca osc ucx \
+timeout 100 mpirun -n 2 --oversubscribe $HOW \
   python3 /host/$CHECK > /tmp/mpi 2>&1 ||
   { tail -n 30 /tmp/mpi >&2; exit 1; }
 grep -q '^ok $LAST' /tmp/mpi || { tail -n 30 /tmp/mpi >&2; exit 1; }
 "#;
+
+/// A check of Open MPI, and what it says last.
+pub(super) type Check<'a> = (&'a str, &'a str);
+
+fn mpi(how: &str, (check, last): Check<'_>) -> String {
+    MPI.replace("$HOW", how).replace("$CHECK", check).replace("$LAST", last)
+}
+
+pub(super) fn mpi_over_ucx(check: Check<'_>) -> String {
+    let how = mpi("--mca pml ucx --mca osc ucx", check);
+    format!("export UCX_TLS=rc_v,ud_v,self UCX_LOG_LEVEL=fatal\n{how}")
+}
 
 /// Connections by rdma_cm. The ends agree over TCP under the device's own address, and `-c`
 /// compares what arrived.
@@ -74,6 +85,7 @@ test -r /dev/infiniband/vhost_rdma0 && test -w /dev/infiniband/vhost_rdma0
 test -r /sys/class/infiniband/vhost_rdma0/node_type
 ! test -r /sys/class/infiniband/vhost_rdma0/nothing
 [ \"$(cat /sys/class/infiniband/vhost_rdma0/ports/1/gid_attrs/types/0)\" = 'RoCE v2' ]
+[ \"$(cat /sys/class/infiniband/vhost_rdma0/ports/1/gid_attrs/ndevs/0)\" = lo ]
 ! test -e /dev/infiniband/uverbs0
 ! test -e /sys/class/infiniband/mlx5_0/node_type
 ! test -w /sys/class/infiniband/vhost_rdma0/node_type
@@ -85,9 +97,7 @@ test -r /sys/class/infiniband/vhost_rdma0/node_type
 pub(super) fn all(release: Release) -> Vec<(String, String)> {
     let ucx =
         |name: &str, tls: &str| (format!("ucx_perftest over {name}"), UCX.replace("$TLS", tls));
-    let mpi = |name: &str, check: &str, last: &str| {
-        (format!("open mpi over ucx: {name}"), MPI.replace("$CHECK", check).replace("$LAST", last))
-    };
+    let mpi = |name: &str, check| (format!("open mpi over ucx: {name}"), mpi_over_ucx(check));
     let fabric = |name: &str, kind: &str| {
         (format!("libfabric over verbs: {name}"), LIBFABRIC.replace("$KIND", kind))
     };
@@ -95,8 +105,8 @@ pub(super) fn all(release: Release) -> Vec<(String, String)> {
         ("files of a device".into(), FILES.into()),
         ucx("rc_verbs", "rc_v"),
         ucx("ud_verbs", "ud_v"),
-        mpi("messages, collectives, one-sided", "mpi-check.py messages windows", "windows"),
-        mpi("training of a network", "mpi-train.py", "training"),
+        mpi("messages, collectives, one-sided", ("mpi-check.py messages windows", "windows")),
+        mpi("training of a network", ("mpi-train.py", "training")),
         fabric("messages", "-p verbs -e msg"),
         fabric("reliable datagrams", "-p verbs;ofi_rxm -e rdm"),
     ];

@@ -5,7 +5,7 @@
 //! release's own programs, linker and C library meet libraries that were built on this machine. No
 //! VM, no kernel module. The suite is rdma-core's own, with the skips pinned; the programs are all
 //! of perftest's and libibverbs' examples that need neither XRC nor raw packets, those of rdma_cm
-//! (`connections`), UCX and Open MPI over it, and a program of another distribution (`mooncake`).
+//! (`connections`), UCX and Open MPI over it, and programs of another distribution (`strangers`).
 
 mod action;
 mod bench;
@@ -13,10 +13,10 @@ mod clients;
 mod connections;
 mod container;
 mod engine;
-mod mooncake;
 pub(crate) mod products;
 mod programs;
 mod release;
+mod strangers;
 mod suite;
 mod symbols;
 
@@ -129,7 +129,7 @@ impl Command {
 impl ContainersArgs {
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
-        host::require_root()?;
+        host::ensure_tools(cache)?;
         let table = engine::run(cache, self.debug)?;
         rows::print_table(&table, "vhost-rdma", "-");
         if let Some(path) = &self.json {
@@ -141,7 +141,7 @@ impl ContainersArgs {
 
 impl BenchArgs {
     fn run(&self, cache: &Cache) -> Result<bool> {
-        host::require_root()?;
+        host::ensure_tools(cache)?;
         let (daemon, libraries) = (products::daemon(cache, false)?, products::libraries(cache)?);
         let release = Release::Debian(Debian::Trixie);
         let root = release.root(cache, None)?;
@@ -169,7 +169,7 @@ impl Args {
 
     /// Runs it; true if everything held.
     pub fn run(&self, cache: &Cache) -> Result<bool> {
-        host::require_root()?;
+        host::ensure_tools(cache)?;
         let daemon = products::daemon(cache, self.debug)?;
         let debians = match self.debian {
             Some(one) => vec![one],
@@ -190,7 +190,7 @@ impl Args {
             }
             table.extend(self.programs(cache, &container)?);
             if matches!(release, Release::Debian(Debian::Bookworm)) {
-                table.extend(self.stranger(cache, (&daemon, &libraries))?);
+                table.extend(self.strangers(cache, (&daemon, &libraries))?);
             }
             let (row, held) = suite::run(&container, self.only.as_deref())?;
             table.extend(row);
@@ -239,17 +239,19 @@ impl Args {
         Ok(rows)
     }
 
-    /// A program of another distribution.
-    fn stranger(&self, cache: &Cache, ours: (&Path, &Path)) -> Result<Option<Row>> {
-        if self.only.as_ref().is_some_and(|part| !mooncake::PROGRAM.contains(part.as_str())) {
-            return Ok(None);
+    /// Programs of another distribution.
+    fn strangers(&self, cache: &Cache, ours: (&Path, &Path)) -> Result<Vec<Row>> {
+        let named = |name: &str| self.only.as_ref().is_none_or(|part| name.contains(part));
+        let all: Vec<_> = strangers::all().into_iter().filter(|(name, _)| named(name)).collect();
+        if all.is_empty() {
+            return Ok(Vec::new());
         }
         let release = Release::Debian(Debian::Bookworm);
-        let container = Container::new(release, mooncake::root(cache)?, ours)?;
+        let container = Container::new(release, strangers::root(cache)?, ours)?;
         for (name, text) in FILES {
             fs::write(container.share().join(name), text)?;
         }
-        Ok(Some(run(&container, mooncake::PROGRAM, (2, mooncake::SCRIPT))))
+        Ok(all.iter().map(|(name, script)| run(&container, name, (2, script))).collect())
     }
 }
 

@@ -170,8 +170,8 @@ fn copies(memory: &Fleeting, region: &Mr, asked: Job) -> u32 {
     done.map_or(err::FAULT, |()| err::OK)
 }
 
-/// A file of this length that is no memory. It lies where this program was built, or where a machine
-/// without that place has a disk: `/tmp` may be a tmpfs, as it is on Debian 13.
+/// A file of this length that is no memory. It lies where this program was built, or where a
+/// machine without that place has a disk: `/tmp` may be a tmpfs, as it is on Debian 13.
 ///
 /// # Panics
 /// There is no disk.

@@ -30,15 +30,16 @@ const END: Duration = Duration::from_secs(4 * 3600);
 /// `$1` root, `$2` cargo's home, `$3` rustup's, `$4` cache, `$5` tree, `$6` script. All that is
 /// started has process IDs of its own and ends with the first of them.
 const ENTER: &str = r#"
-# Programs in it make all mounts private, which takes a root that is one.
+# Programs in it make all mounts private, and enter namespaces: the root has to be the first mount.
 mount --bind "$1" "$1"
 mount --rbind /dev "$1/dev"; mount --rbind /sys "$1/sys"; mount -t proc proc "$1/proc"
 mount -t tmpfs -o mode=755 run "$1/run"; mount -t tmpfs -o mode=1777 tmp "$1/tmp"
 mount --bind "$2" "$1/root/.cargo"; mount --bind "$3" "$1/root/.rustup"
 mount --bind "$4" "$1/root/.cache/vhost-rdma"; mount --bind -o ro "$5" "$1/work"
-exec chroot "$1" env -i HOME=/root LANG=C.UTF-8 TERM=dumb \
+cd "$1"; pivot_root . mnt
+exec chroot . env -i HOME=/root LANG=C.UTF-8 TERM=dumb \
   PATH=/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-  SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt sh -ec "$6"
+  SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt sh -ec "umount -l /mnt; $6"
 "#;
 
 /// How this machine reaches its mirror and its registries, which the root has to know, too.
