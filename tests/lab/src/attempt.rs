@@ -26,16 +26,17 @@ use crate::vm::rundir::RunDir;
 
 const BUILD_WAIT: Duration = Duration::from_secs(600);
 const RUN_WAIT: Duration = Duration::from_secs(60);
-/// What the programs are in, and what they are linked with beside libibverbs.
-const PACKAGES: [&str; 7] = [
-    "ibverbs-utils",
-    "perftest",
-    "rdmacm-utils",
-    "librdmacm1",
-    "libibumad3",
-    "libpci3",
+/// What the programs are in, and what they are linked with beside libibverbs. Where there are two
+/// names, the second is Debian 13's.
+const PACKAGES: [&[&str]; 7] = [
+    &["ibverbs-utils"],
+    &["perftest"],
+    &["rdmacm-utils"],
+    &["librdmacm1", "librdmacm1t64"],
+    &["libibumad3"],
+    &["libpci3"],
     // perftest is linked with the providers of hardware.
-    "ibverbs-providers",
+    &["ibverbs-providers"],
 ];
 /// Two programs, each with a NIC of its own.
 const RPING: &str = r#"set -- $VHOST_RDMA_ADDRESSES; address=$1
@@ -204,16 +205,35 @@ pub(crate) fn bandwidth() -> Result<f64> {
 
 /// Debian's programs, of this machine's release; no package is installed.
 pub(crate) fn programs(cache: &Cache) -> Result<PathBuf> {
-    let versions = capture(tied("apt-cache").arg("policy").args(PACKAGES), RUN_WAIT)?;
+    let names = PACKAGES.concat();
+    let versions = capture(tied("apt-cache").arg("policy").args(names), RUN_WAIT)?;
+    let packages = chosen(&versions)?;
     cache.artefact("process-programs", &versions, |tmp| {
         let log = cache.log("process-programs");
         let mut download = tied("apt-get");
-        download.current_dir(tmp).arg("download").args(PACKAGES);
+        download.current_dir(tmp).arg("download").args(&packages);
         run_logged(&mut download, "downloading programs", &log, BUILD_WAIT)?;
         let script = "cd \"$1\"; for deb in *.deb; do dpkg-deb -x \"$deb\" .; rm \"$deb\"; done";
         let mut unpack = tied("sh");
         run_logged(unpack.args(["-ec", script, "sh"]).arg(tmp), "unpacking", &log, BUILD_WAIT)
     })
+}
+
+/// Those of [`PACKAGES`] that this machine's release has, by what `apt-cache policy` says of all.
+fn chosen(policy: &str) -> Result<Vec<&'static str>> {
+    let has = |name: &str| {
+        let mut lines = policy.lines().skip_while(|line| line.strip_suffix(':') != Some(name));
+        let candidate = lines.find_map(|line| line.trim_start().strip_prefix("Candidate: "));
+        candidate.is_some_and(|version| version != "(none)")
+    };
+    let first = |names: &&'static [&'static str]| {
+        let name = names.iter().find(|name| has(name)).copied();
+        name.with_context(|| {
+            let names = names.join(" or ");
+            format!("apt knows no package {names}: `apt-get update`, as root, gets its lists")
+        })
+    };
+    PACKAGES.iter().map(first).collect()
 }
 
 /// What is there to be run with.
@@ -381,6 +401,26 @@ mod tests {
         );
         assert_eq!(column(text, 3), Some(376.44));
         assert_eq!((pingpong(""), column("", 3)), (None, None));
+    }
+
+    #[test]
+    fn each_release_has_its_names() {
+        let policy = |names: &[&str]| {
+            let block = |name: &&str| {
+                let candidate = if name.starts_with('-') { "(none)" } else { "56.1-1" };
+                let name = name.trim_start_matches('-');
+                format!("{name}:\n  Installed: (none)\n  Candidate: {candidate}\n")
+            };
+            names.iter().map(block).collect::<String>()
+        };
+        let same = ["ibverbs-utils", "perftest", "rdmacm-utils", "libibumad3", "libpci3"];
+        let of = |more: &[&str]| {
+            let names = [&same[..], more, &["ibverbs-providers"]].concat();
+            chosen(&policy(&names)).map(|chosen| chosen[3])
+        };
+        assert_eq!(of(&["librdmacm1"]).unwrap(), "librdmacm1");
+        assert_eq!(of(&["-librdmacm1", "librdmacm1t64"]).unwrap(), "librdmacm1t64");
+        assert!(of(&[]).unwrap_err().to_string().contains("apt-get update"));
     }
 
     #[test]
