@@ -15,7 +15,7 @@
 //!   with it
 //! - requests taken before their turn, pieces under way (posts): 16 of a QP; requests charged while
 //!   there are any, or none is taken
-//! - requesters to be woken by a receive (peers): one of a QP, 256 of an SRQ
+//! - requesters to be woken by a receive (peers): one of a QP, 128 of an SRQ
 //! - events that wait for a buffer (errors): one of a kind and object
 //! - timers (waits): one of a QP, one of a CQ
 //! - numbers that rest (destroys): 4096 keys; two bytes of each slot of a table

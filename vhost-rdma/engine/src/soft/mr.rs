@@ -228,12 +228,13 @@ impl MrTable {
     ) -> Result<u32, Status> {
         check_access(request.access, request.iova)?;
         check_range(request.iova, &request.map)?;
-        let key = self.new_key(random)?;
         let Registration { ctx, pdn, access, iova, map } = request;
         // Two halves.
         if access & access::MIRRORED != 0 && !map.len().is_multiple_of(2) {
             return Err(Status::INVAL);
         }
+        // Behind all checks: the number is in use from here on.
+        let key = self.new_key(random)?;
         let mr = Mr {
             ctx,
             pdn,
@@ -526,5 +527,27 @@ pub(super) fn check_range(iova: u64, map: &Translation) -> Result<(), Status> {
         Ok(())
     } else {
         Err(Status::INVAL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::PageList;
+    use crate::shard::testing::driver::Lcg;
+
+    /// A process may ask for what is refused as often as it likes, and nothing is kept of it.
+    #[test]
+    fn a_region_that_is_refused_takes_no_number() {
+        let (mut table, mut random) = (MrTable::default(), Lcg(1));
+        let space = AddressSpace::anonymous(&[(0, 4096)]).unwrap();
+        let list = PageList { npages: 1, page_shift: 12, ..PageList::default() };
+        let map = Arc::new(list.resolve(&space, 4095).unwrap());
+        let rights = [access::LOCAL_WRITE | access::MIRRORED, access::REMOTE_WRITE, 1 << 30];
+        for access in rights {
+            let request = Registration { ctx: 1, pdn: 1, access, iova: 0, map: Arc::clone(&map) };
+            assert_eq!(table.register(request, &mut random), Err(Status::INVAL), "{access:#x}");
+            assert_eq!(table.random.known(), 0, "{access:#x}");
+        }
     }
 }

@@ -78,6 +78,12 @@ impl Numbers {
             .map(|_| random.next_u32() >> 8)
             .find(|&number| number >= 2 && self.taken.claim(number))
     }
+
+    /// Numbers that are in use or rest.
+    #[cfg(test)]
+    pub(super) fn known(&self) -> usize {
+        self.taken.len()
+    }
 }
 
 impl Default for Qpns {
