@@ -204,6 +204,9 @@ pub struct Request<'a> {
     pub total: u32,
     /// Where this piece begins.
     pub offset: u32,
+    /// Number of the message, the same in all pieces of one on an unreliable connection, where
+    /// pieces get lost.
+    pub message: u32,
     /// Length of this piece.
     pub len: u32,
     /// Address at the responder, of the whole message.

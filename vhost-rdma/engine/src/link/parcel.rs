@@ -57,6 +57,7 @@ pub struct Ask {
     bytes: Vec<u8>,
     total: u32,
     offset: u32,
+    message: u32,
     len: u32,
     remote_addr: u64,
     rkey: u32,
@@ -85,6 +86,7 @@ impl Ask {
             bytes,
             total: request.total,
             offset: request.offset,
+            message: request.message,
             len: request.len,
             remote_addr: request.remote_addr,
             rkey: request.rkey,
@@ -112,6 +114,11 @@ impl Ask {
     #[must_use]
     pub const fn is_reliable(&self) -> bool {
         matches!(self.service, Service::Reliable)
+    }
+
+    /// Number of the message that it is a piece of.
+    pub(crate) const fn message(&self) -> u32 {
+        self.message
     }
 
     /// Whether it was sent before its turn.
@@ -146,6 +153,7 @@ impl Ask {
             payload,
             total: self.total,
             offset: self.offset,
+            message: self.message,
             len: self.len,
             remote_addr: self.remote_addr,
             rkey: self.rkey,

@@ -277,6 +277,9 @@ impl<N: Nics> Execution<'_, N> {
             && let Some(nic) = self.nic_mut(nic)
         {
             let is_asked = ask.is_reliable() && nic.is_asked(ask.key(), job);
+            if !ask.is_reliable() {
+                nic.lose_piece(ask.flow().dest_qpn, ask.message());
+            }
             if let Some(qp) = nic.qps.get_mut(&ask.flow().dest_qpn)
                 && qp.own.stream.is_of(&ask.token)
             {

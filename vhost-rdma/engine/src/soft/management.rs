@@ -94,6 +94,7 @@ impl<N: Nics> Execution<'_, N> {
             payload: Payload::Inline(&mad.bytes),
             total: length,
             offset: 0,
+            message: 0,
             len: length,
             remote_addr: 0,
             rkey: 0,

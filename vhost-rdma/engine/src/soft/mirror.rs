@@ -20,7 +20,7 @@ use super::mr::{Keyed, MrTable};
 use super::nic::SoftNic;
 use super::nics::Nics;
 use super::waiter::{Requester, Waiter};
-use crate::link::{Awaited, Nak, NicId, Operation, Outcome, Owner, Request};
+use crate::link::{Awaited, Nak, NicId, Operation, Outcome, Owner, Request, Service};
 use crate::memory::Borrowed;
 use crate::nic::qp::Wait;
 use crate::nic::{Job, JobKind};
@@ -125,6 +125,9 @@ impl SoftNic {
             }
             Owner::Unasked | Owner::Asked(_) => {
                 let begun = jobs.begin(task.ctx, requester, task.job);
+                if begun.is_none() && request.service != Service::Reliable {
+                    self.drop_message(qpn);
+                }
                 Err(begun.map_or(Outcome::NoAnswer, |job| Outcome::Later(Awaited::Owner(job))))
             }
         }

@@ -50,6 +50,7 @@ mod srq;
 mod stream;
 mod talks;
 mod turns;
+mod unreliable;
 mod waiter;
 pub mod window;
 mod work;

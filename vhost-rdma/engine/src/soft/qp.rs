@@ -17,6 +17,9 @@ pub(crate) struct Inbound {
     pub(super) open_taken: bool,
     /// Bytes of the inbound message in progress that have arrived.
     pub(super) arrived: u32,
+    /// Its number, on an unreliable connection (`unreliable`); `None`: it is not known. It is not
+    /// saved, since a message goes on in another process where it stood.
+    pub(super) message: Option<u32>,
     /// What the keys that the inbound message in progress needs opened when it began; `None`: no
     /// message has begun.
     pub(super) stamp: Option<u64>,
@@ -40,6 +43,7 @@ impl Inbound {
     pub(super) fn reset(&mut self) {
         self.open_taken = false;
         self.arrived = 0;
+        self.message = None;
         self.stamp = None;
         self.waiter = None;
         self.established = false;
@@ -90,6 +94,7 @@ impl Inbound {
             open_taken: open.is_some(),
             open: open.unwrap_or_default(),
             arrived: saved.arrived,
+            message: None,
             stamp: saved.stamp,
             waiter: saved.waiter,
             established: saved.established,

@@ -72,6 +72,9 @@ impl SoftNic {
     }
 
     pub(super) fn receive_write(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        if !self.is_in_order(qpn, request) {
+            return Outcome::NoAnswer;
+        }
         if let Err(outcome) = self.goes_on(qpn, request) {
             return outcome;
         }

@@ -294,6 +294,7 @@ impl<N: Nics> Execution<'_, N> {
         nic.meter.charge(cost::bytes(len.into()));
         let mut request = request(turn, flow, &wqe, nic, payload, (&planned, send.done, len));
         request.fanout = send.fanout;
+        request.message = send.current_index();
         request.owner = send.owner;
         request.crossed = send.crosses;
         let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
@@ -336,6 +337,7 @@ fn request<'a>(
         payload,
         total: planned.total,
         offset,
+        message: 0,
         len,
         remote_addr: wqe.remote_addr.get(),
         rkey: wqe.rkey.get(),

@@ -192,10 +192,6 @@ impl SoftNic {
         let is_refused = |open: &Receive| service != Service::Reliable && open.is_short_of(needed);
         if qp.own.open_taken {
             let refused = is_refused(&qp.own.open);
-            if refused {
-                // Nothing of this message may be taken for the rest of an earlier one.
-                qp.own.arrived = 0;
-            }
             return if refused { Opened::TooSmall } else { Opened::Taken };
         }
         let mut srq = qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize));
@@ -227,18 +223,17 @@ impl SoftNic {
     }
 
     /// An unreliable message is dropped; nobody is told, and it consumed nothing.
-    fn dropped_here(&mut self) -> Outcome {
-        self.counters.receive_drops += 1;
+    fn dropped_here(&mut self, qpn: u32) -> Outcome {
+        self.drop_message(qpn);
         Outcome::Done
     }
 
     /// No receive is posted: remembers who asked, and says so.
     pub(super) fn not_ready(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
         if request.service != Service::Reliable {
-            self.counters.receive_drops += 1;
-            return Outcome::Done;
+            return self.dropped_here(qpn);
         }
+        let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
         self.counters.rnr_naks_sent += 1;
         let waiter = Waiter::of(request.flow);
         match qp.srqn.and_then(|srqn| self.srqs.get_mut(srqn as usize)) {
@@ -249,14 +244,16 @@ impl SoftNic {
     }
 
     fn receive_send(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        let continues = request.is_first() || self.continues(qpn, request);
+        if !self.is_in_order(qpn, request) || !continues {
+            return Outcome::NoAnswer;
+        }
         if request.is_first() {
             match self.open_receive(qpn, request.service, u64::from(request.total)) {
                 Opened::Taken => {}
-                Opened::TooSmall => return self.dropped_here(),
+                Opened::TooSmall => return self.dropped_here(qpn),
                 Opened::None => return self.not_ready(qpn, request),
             }
-        } else if !self.continues(qpn, request) {
-            return Outcome::NoAnswer;
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
         if qp.own.open.malformed {
@@ -443,7 +440,7 @@ impl SoftNic {
         let needed = u64::from(GRH_LEN) + u64::from(request.total);
         match self.open_receive(qpn, request.service, needed) {
             Opened::Taken => {}
-            Opened::TooSmall => return self.dropped_here(),
+            Opened::TooSmall => return self.dropped_here(qpn),
             Opened::None => return self.not_ready(qpn, request),
         }
         self.meter.charge(cost::DELIVERY + cost::bytes(request.total.into()));
@@ -468,7 +465,7 @@ impl SoftNic {
     /// Refuses a request that broke the rules; on RC that is the end of the connection.
     pub(super) fn refuse(&mut self, qpn: u32, request: &Request<'_>, nak: Nak) -> Outcome {
         if request.service != Service::Reliable {
-            self.counters.receive_drops += 1;
+            self.drop_message(qpn);
             // The peer of an unreliable connection is never told and could guess keys as fast as it
             // can post: not for ever.
             let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::Done };

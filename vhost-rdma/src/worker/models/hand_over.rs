@@ -205,6 +205,7 @@ fn ask(bus: &mut Bus, book: &AddressBook) {
         payload: Payload::Inline(&[]),
         total: 0,
         offset: 0,
+        message: 0,
         len: 0,
         remote_addr: 0,
         rkey: 0,

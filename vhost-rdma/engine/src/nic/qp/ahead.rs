@@ -229,6 +229,16 @@ impl Ahead {
         }
     }
 
+    /// So many bytes are not sent, whose pieces come first.
+    pub(crate) fn forget_bytes(&mut self, bytes: u32) {
+        let mut left = bytes;
+        while left > 0
+            && let Some(piece) = self.pieces.pop_front()
+        {
+            left = left.saturating_sub(piece.len);
+        }
+    }
+
     /// The work request that is being executed did not go on as it should: whatever was asked is
     /// asked again in its turn.
     #[inline]

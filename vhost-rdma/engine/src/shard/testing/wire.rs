@@ -157,6 +157,7 @@ impl Peer {
             payload,
             total: len,
             offset: 0,
+            message: 0,
             len,
             remote_addr: wanted.remote.0,
             rkey: wanted.remote.1,

@@ -31,6 +31,7 @@ mod plain;
 mod reference;
 mod rules;
 mod saved;
+mod unreliable;
 mod wakes;
 mod wire;
 mod wrap;

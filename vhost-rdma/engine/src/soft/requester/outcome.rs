@@ -166,7 +166,8 @@ impl<N: Nics> Execution<'_, N> {
         self.settle(turn, send, planned, outcome, len)
     }
 
-    /// An unreliable message went nowhere, which nobody is told of.
+    /// A piece of an unreliable message went nowhere, which nobody is told of: that is the end of
+    /// the message.
     fn give_up(&mut self, id: NicId, qpn: u32, now: Nanos) {
         let Some(nic) = self.nic_mut(id) else { return };
         let Some((turn, mut send)) = nic.begin_turn(qpn, now) else { return };
@@ -175,6 +176,9 @@ impl<N: Nics> Execution<'_, N> {
             let step = match nic.plan(&turn, &mut send, &wqe) {
                 Ok(planned) => {
                     let len = send.piece;
+                    let rest = planned.total.saturating_sub(send.done.saturating_add(len));
+                    send.ahead.forget_bytes(rest);
+                    send.done += rest;
                     self.settle(&turn, &mut send, &planned, Outcome::Done, len)
                 }
                 Err(status) => Step::Failed(status),
