@@ -9,7 +9,7 @@ use super::network::link_local;
 use super::nic::{KERNEL, NicState, Soft, SoftNic};
 use super::nics::Nics;
 use super::window::WindowKind;
-use super::work::SettleCq;
+use super::work::SoftWork;
 use super::{DeferredDrop, Nanos};
 use crate::link::{Gid, NicId, is_multicast};
 use crate::memory::Ring;
@@ -75,7 +75,7 @@ impl<N: Nics> Executor for Among<'_, '_, N> {
                 nic.remove_qp(qpn);
                 Reply::Done
             }
-            Verb::QpModify { qpn, attr } => all.modify_qp(id, ctx, qpn, &attr)?,
+            Verb::QpModify { qpn, attr } => return all.begin_modify_qp(id, (ctx, qpn), attr),
             Verb::QpQuery(qpn) => {
                 let qp = self.nic()?.owned_qp(ctx, qpn)?;
                 let attr = qp.attrs.report(qp.state, qp.own.draining);
@@ -90,10 +90,13 @@ impl<N: Nics> Executor for Among<'_, '_, N> {
 
     fn work_on(
         &mut self,
-        work: SettleCq,
+        work: SoftWork,
         budget: &mut Budget,
     ) -> Result<Option<Work<Soft>>, Status> {
-        self.all.settle_cq(self.id, work, budget)
+        match work {
+            SoftWork::Settle(settle) => self.all.settle_cq(self.id, settle, budget),
+            SoftWork::Recover(recover) => self.all.recover_qp(self.id, recover, budget),
+        }
     }
 
     /// Nothing blocks in software.

@@ -3,19 +3,54 @@
 use virtio_rdma_abi as abi;
 
 use super::engine::{Engine, Execution};
+use super::nic::Soft;
 use super::nic::SoftNic;
 use super::nics::Nics;
 use super::waiter::Waiter;
+use super::work::{Recover, SoftWork};
 use crate::link::NicId;
+use crate::nic::budget::Budget;
 use crate::nic::qp::{State, state};
+use crate::nic::work::{Begun, Work};
 use crate::nic::{Reply, Status};
 
 impl<N: Nics> Execution<'_, N> {
-    pub(super) fn modify_qp(
+    /// What was posted to a queue pair in SQE is flushed (IBTA 10.3.1.5), also where its owner goes
+    /// on at once: or some of what stands behind a send that failed would be sent, and some not.
+    pub(super) fn begin_modify_qp(
         &mut self,
         id: NicId,
-        ctx: u32,
-        qpn: u32,
+        (ctx, qpn): (u32, u32),
+        attr: Box<abi::QpAttr>,
+    ) -> Result<Begun<Soft>, Status> {
+        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+        let sends = nic.sends_to_flush((ctx, qpn), &attr)?;
+        if sends == 0 {
+            return self.modify_qp(id, (ctx, qpn), &attr).map(Begun::Done);
+        }
+        let recover = Recover { ctx, qpn, attr, sends };
+        Ok(Begun::Steps(Work::Own(SoftWork::Recover(recover))))
+    }
+
+    /// Flushes some of what is posted; what is left of the command.
+    pub(super) fn recover_qp(
+        &mut self,
+        id: NicId,
+        mut recover: Recover,
+        budget: &mut Budget,
+    ) -> Result<Option<Work<Soft>>, Status> {
+        let Recover { ctx, qpn, ref attr, ref mut sends } = recover;
+        let nic = self.nic_mut(id).ok_or(Status::FATAL)?;
+        if nic.flush_sends(qpn, sends, budget) && *sends > 0 {
+            return Ok(Some(Work::Own(SoftWork::Recover(recover))));
+        }
+        self.modify_qp(id, (ctx, qpn), attr).map(|_| None)
+    }
+
+    fn modify_qp(
+        &mut self,
+        id: NicId,
+        (ctx, qpn): (u32, u32),
         attr: &abi::QpAttr,
     ) -> Result<Reply, Status> {
         let Self { nics, engine: Engine { networks, ways, .. }, .. } = self;
@@ -35,6 +70,26 @@ impl<N: Nics> Execution<'_, N> {
 }
 
 impl SoftNic {
+    /// How many sends are to be flushed before a QP may change as a command says.
+    fn sends_to_flush(
+        &mut self,
+        (ctx, qpn): (u32, u32),
+        attr: &abi::QpAttr,
+    ) -> Result<u32, Status> {
+        let qp = self.owned_qp(ctx, qpn)?;
+        let (from, to) = state::change(qp.kind, qp.state, attr)?;
+        if (from, to) != (State::Sqe, State::Rts) {
+            return Ok(0);
+        }
+        // Also those that no round has seen yet.
+        let doorbell = qp.doorbells[0];
+        if let Some(post) = self.contexts.look_at(ctx, doorbell) {
+            self.posted(post);
+        }
+        let send = self.qps.get(&qpn).and_then(|qp| qp.send.as_ref());
+        Ok(send.map_or(0, |send| send.left()))
+    }
+
     /// Modifies a QP; true if inbound requests are executed from now on that were not before.
     fn modify_qp(&mut self, ctx: u32, qpn: u32, attr: &abi::QpAttr) -> Result<bool, Status> {
         self.owned_qp(ctx, qpn)?;
@@ -52,6 +107,7 @@ impl SoftNic {
             }
             (_, State::Err) => self.enter_error(qpn),
             (State::Rts, State::Sqd) => {
+                qp.attrs.begin_drain(attr);
                 qp.own.draining = true;
                 if qp.send.as_ref().is_none_or(|send| !send.has_begun()) {
                     self.drained(qpn);

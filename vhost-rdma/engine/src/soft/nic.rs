@@ -9,7 +9,7 @@ use super::pace::Pace;
 use super::qp::Inbound;
 use super::talks::Talks;
 use super::waiter::Waiter;
-use super::work::SettleCq;
+use super::work::SoftWork;
 use crate::link::{Gid, NicId};
 use crate::nic::budget::Meter;
 use crate::nic::qp::SendQueue;
@@ -83,7 +83,7 @@ impl Parts for Soft {
     type Send = Box<SendQueue>;
     type Receive = ReceiveRing;
     type Address = Gid;
-    type Work = SettleCq;
+    type Work = SoftWork;
     type Ending = ();
     type Keys = Walk;
 }

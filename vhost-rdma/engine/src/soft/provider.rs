@@ -4,7 +4,7 @@ use virtio_rdma_abi as abi;
 
 use super::nic::{KERNEL, NicState, Qp, Soft, SoftNic, Srq};
 use super::waiter::Waiter;
-use super::work::SettleCq;
+use super::work::SoftWork;
 use super::{DeferredDrop, Nanos, attributes, quota};
 use crate::link::Gid;
 use crate::memory::AddressSpace;
@@ -90,7 +90,7 @@ impl Provider for Soft {
 
     fn catch_up(_nic: &mut SoftNic) {}
 
-    fn abandoned(_nic: &mut SoftNic, _work: SettleCq) {}
+    fn abandoned(_nic: &mut SoftNic, _work: SoftWork) {}
 
     fn begin_end(_nic: &SoftNic) {}
 

@@ -7,7 +7,7 @@
 use super::engine::Execution;
 use super::nic::{Soft, SoftNic};
 use super::nics::Nics;
-use super::work::SettleCq;
+use super::work::{SettleCq, SoftWork};
 use crate::link::NicId;
 use crate::nic::budget::{Budget, cost};
 use crate::nic::verb::CqResize;
@@ -27,7 +27,8 @@ impl<N: Nics> Execution<'_, N> {
         let mut budget = self.meter.budget(STEP);
         self.nics.scan(&mut budget, self.serving);
         let qps = self.nic_mut(id).ok_or(Status::FATAL)?.qp_numbers.walk();
-        Ok(Begun::Steps(Work::Own(SettleCq { qps, turns: SETTLE_TURNS, resize })))
+        let settle = SettleCq { qps, turns: SETTLE_TURNS, resize };
+        Ok(Begun::Steps(Work::Own(SoftWork::Settle(settle))))
     }
 
     /// Executes some of what is posted; what is left of the command.
@@ -47,7 +48,7 @@ impl<N: Nics> Execution<'_, N> {
                 settle.turns -= 1;
             }
             if budget.is_over(self.meter) {
-                return Ok(Some(Work::Own(settle)));
+                return Ok(Some(Work::Own(SoftWork::Settle(settle))));
             }
         }
         self.nic_mut(id).ok_or(Status::FATAL)?.begin_resize_cq(settle.resize).map(Some)

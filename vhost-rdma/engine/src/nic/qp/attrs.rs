@@ -61,6 +61,14 @@ impl Attrs {
         Ok(())
     }
 
+    /// RTS→SQD: who does not ask for the event now is not told, whatever was asked for the last
+    /// time. It goes with the transition (Linux, mlx4_ib, `__mlx4_ib_modify_qp`).
+    pub(crate) fn begin_drain(&mut self, new: &QpAttr) {
+        if new.mask.get() & m::EN_SQD_ASYNC_NOTIFY == 0 {
+            self.0.en_sqd_async_notify = 0;
+        }
+    }
+
     /// See [`crate::nic::saved`].
     pub(crate) fn save(&self) -> AbiBytes {
         AbiBytes::of(&self.0)

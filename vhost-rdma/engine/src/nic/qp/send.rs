@@ -173,6 +173,12 @@ impl SendQueue {
         self.current.is_some() || self.waiting() > 0 || self.ahead.has_requests()
     }
 
+    /// Work requests that are not over.
+    pub(crate) fn left(&self) -> u32 {
+        let taken = usize::from(self.current.is_some()) + self.ahead.requests().count();
+        self.waiting().saturating_add(u32::try_from(taken).unwrap_or(u32::MAX))
+    }
+
     /// Whether a work request has begun, and may have been executed at the peer.
     pub(crate) fn has_begun(&self) -> bool {
         self.current.is_some() || self.ahead.have_begun()

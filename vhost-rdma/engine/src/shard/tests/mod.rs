@@ -31,6 +31,7 @@ mod plain;
 mod reference;
 mod rules;
 mod saved;
+mod states;
 mod unreliable;
 mod wakes;
 mod wire;

@@ -42,9 +42,13 @@ impl SoftNic {
         send.ahead.forget_all();
         if turn.kind == Kind::Rc {
             self.enter_error(turn.qpn);
-        } else if let Some(qp) = self.qps.get_mut(&turn.qpn) {
-            // IBTA 10.3.1.5: an unreliable QP goes on receiving.
+        } else if let Some(qp) = self.qps.get_mut(&turn.qpn)
+            && matches!(qp.state, State::Rts | State::Sqd)
+        {
+            // IBTA 10.3.1.5: an unreliable QP goes on receiving, if its CQ has a place for the
+            // completion.
             qp.state = State::Sqe;
+            qp.own.draining = false;
         }
     }
 
@@ -58,7 +62,13 @@ impl SoftNic {
         );
     }
 
-    fn flush_sends(&mut self, qpn: u32, budget: &mut u32, time: &mut Budget) -> bool {
+    /// Flushes up to `budget` sends, as long as there is time; true if some are left.
+    pub(in crate::soft) fn flush_sends(
+        &mut self,
+        qpn: u32,
+        budget: &mut u32,
+        time: &mut Budget,
+    ) -> bool {
         loop {
             let Some(qp) = self.qps.get_mut(&qpn) else { return false };
             let cqn = qp.send_cqn;

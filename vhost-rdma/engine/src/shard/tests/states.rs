@@ -1,0 +1,127 @@
+//! The state machine with work under way.
+
+use virtio_rdma_abi::{
+    self as abi, attr_mask as m, event, opcode, qps, qpt, send_flags, wc_status,
+};
+use zerocopy::little_endian::U32;
+
+use super::datagram;
+use crate::link::PIECE;
+use crate::shard::Command;
+use crate::shard::testing::driver::{
+    Guest, Qp, World, init_attr, rtr_attr, rts_attr, state_attr, wqe,
+};
+
+const SIGNALED: u8 = send_flags::SIGNALED;
+
+fn drain(notify: Option<u8>) -> abi::QpAttr {
+    let mut attr = state_attr(qps::SQD);
+    if let Some(notify) = notify {
+        attr.mask = U32::new(m::STATE | m::EN_SQD_ASYNC_NOTIFY);
+        attr.en_sqd_async_notify = notify;
+    }
+    attr
+}
+
+fn drained(guest: &Guest) -> usize {
+    guest.asynchronous().iter().filter(|(kind, _)| *kind == event::SQ_DRAINED).count()
+}
+
+/// A datagram queue pair, and a sink.
+fn datagrams(entries: u32) -> (World, Guest, Qp, abi::SqWqe) {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let sink = datagram::ready(&mut world, &mut b);
+    let cq = world.cq(&mut a, 1024);
+    let qp = world.qp_on(&mut a, (qpt::UD, entries, None), cq);
+    for attr in [init_attr(qpt::UD), rtr_attr(qpt::UD, (0, [0; 16])), rts_attr(qpt::UD)] {
+        world.modify(&a, &qp, attr).unwrap();
+    }
+    let ah = datagram::handle(&mut world, &a, b.gid);
+    let request = datagram::datagram(ah, sink.qpn, 0x1111);
+    (world, a, qp, request)
+}
+
+/// IBTA 10.3.1.5: what stands behind a send that failed is flushed, in RTS by then or not, also
+/// what no round has seen yet; and what is posted from then on is sent.
+#[test]
+fn whoever_leaves_sqe_at_once_has_all_flushed_that_it_posted_before() {
+    for (seen, before) in [(1, 300), (0, 300), (1, 40)] {
+        let (mut world, a, mut qp, good) = datagrams(1024);
+        let bad = abi::SqWqe { opcode: 0x55, ..good };
+        a.post_send(&mut qp, bad, &[]);
+        let unseen = 5;
+        (1..before).for_each(|_| a.post_send(&mut qp, good, &[]));
+        while world.query(&a, &qp).qp_state != qps::SQE {
+            world.round();
+        }
+        (0..seen).for_each(|_| _ = world.round());
+        (0..unseen).for_each(|_| a.post_send(&mut qp, good, &[]));
+        world.modify(&a, &qp, state_attr(qps::RTS)).unwrap();
+        a.post_send(&mut qp, good, &[]);
+        world.settle();
+        let all: Vec<u8> = a.statuses(&mut qp.cq).iter().map(|(_, status)| *status).collect();
+        let mut expected = vec![wc_status::WR_FLUSH_ERR; before + unseen + 1];
+        expected[0] = wc_status::LOC_QP_OP_ERR;
+        expected[before + unseen] = wc_status::SUCCESS;
+        assert!(all == expected, "{seen} rounds, {before} posted: {all:?}");
+        assert_eq!(world.query(&a, &qp).qp_state, qps::RTS);
+    }
+}
+
+/// A completion that finds no place is the end of its queue pair, whatever it tells of.
+#[test]
+fn a_send_that_fails_into_a_full_cq_leads_to_err() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let small = world.cq(&mut a, 1);
+    let mut qa = world.qp_on(&mut a, (qpt::UC, 16, None), small);
+    let qb = world.qp(&mut b, qpt::UC, 16, None);
+    world.connect(&a, &qa, qpt::UC, (qb.qpn, b.gid));
+    a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[]);
+    world.settle();
+    a.post_send(&mut qa, wqe(0x55, SIGNALED, 2), &[]);
+    world.round();
+    assert_eq!(world.query(&a, &qa).qp_state, qps::ERR);
+    world.settle();
+    let events = a.asynchronous();
+    assert!(events.contains(&(event::CQ_ERR, small.cqn)), "{events:?}");
+    assert!(events.contains(&(event::QP_FATAL, qa.qpn)), "{events:?}");
+    assert_eq!(world.query(&a, &qa).qp_state, qps::ERR);
+}
+
+/// The notification is asked for with each SQD.
+#[test]
+fn a_drained_queue_says_so_as_often_as_it_is_asked_to() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
+    for (notify, events) in [(None, 0), (Some(1), 1), (None, 0), (Some(0), 0), (Some(1), 1)] {
+        world.modify(&a, &qa, drain(notify)).unwrap();
+        world.settle();
+        assert_eq!(drained(&a), events, "{notify:?}");
+        world.modify(&a, &qa, state_attr(qps::RTS)).unwrap();
+    }
+}
+
+/// docs/virtio-rdma.md §8: `sq_draining` is that of SQD.
+#[test]
+fn a_queue_pair_that_failed_while_it_drained_does_not_drain() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::UC);
+    let len = 8 * PIECE;
+    let (from, to) = (a.alloc(len.into()), b.alloc(len.into()));
+    b.post_receive(&mut qb, 1, &[b.sge(to, len)]);
+    a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[a.sge(from, len)]);
+    world.round();
+    world.modify(&a, &qa, drain(Some(1))).unwrap();
+    assert_eq!(world.query(&a, &qa).sq_draining, 1, "it has begun");
+    // Its memory goes, and it fails.
+    world.ok(&a, a.ctx, Command::MrDereg(a.key));
+    world.settle();
+    assert_eq!(a.statuses(&mut qa.cq), [(1, wc_status::LOC_PROT_ERR)]);
+    assert_eq!(world.query(&a, &qa).qp_state, qps::SQE);
+    assert_eq!(world.query(&a, &qa).sq_draining, 0);
+    assert_eq!(drained(&a), 0);
+}
