@@ -247,9 +247,10 @@ impl SoftNic {
         if let Some(pdn) = change.pdn {
             self.owned_pd(mr.ctx, pdn)?;
         }
+        // What it has now it has no more then.
+        let others = self.backing.mrs.bytes().saturating_sub(mr.charged());
         if let Some((_, map)) = &change.memory
-            && self.backing.mrs.bytes().saturating_add(map.len())
-                > self.settings.limits.mr_bytes(&self.space)
+            && others.saturating_add(map.len()) > self.settings.limits.mr_bytes(&self.space)
         {
             return Err(Status::NOMEM);
         }

@@ -74,7 +74,7 @@ impl Mr {
 
     /// Bytes that count against the NIC's limit: what the guest chose to register, not the whole
     /// guest of a DMA key.
-    fn charged(&self) -> u64 {
+    pub(super) fn charged(&self) -> u64 {
         let free = self.fast_pages > 0 || self.map.as_ref().is_some_and(|map| map.is_identity());
         if free { 0 } else { self.len }
     }

@@ -1,16 +1,19 @@
-//! The state machine with work under way.
+//! The state machine with work under way, and limits that are reached.
+
+use std::sync::Arc;
 
 use virtio_rdma_abi::{
-    self as abi, attr_mask as m, event, opcode, qps, qpt, send_flags, wc_status,
+    self as abi, attr_mask as m, event, opcode, qps, qpt, rereg, send_flags, wc_status,
 };
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
 use super::datagram;
 use crate::link::PIECE;
-use crate::shard::Command;
+use crate::memory::PageList;
 use crate::shard::testing::driver::{
-    Guest, Qp, World, init_attr, rtr_attr, rts_attr, state_attr, wqe,
+    Guest, Qp, World, init_attr, limits, rtr_attr, rts_attr, state_attr, wqe,
 };
+use crate::shard::{Command, Status};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 
@@ -124,4 +127,37 @@ fn a_queue_pair_that_failed_while_it_drained_does_not_drain() {
     assert_eq!(world.query(&a, &qa).qp_state, qps::SQE);
     assert_eq!(world.query(&a, &qa).sq_draining, 0);
     assert_eq!(drained(&a), 0);
+}
+
+/// The limit is of what is registered, and the old memory is not any more.
+#[test]
+fn a_region_at_the_limit_can_get_other_memory() {
+    let mut world = World::new();
+    let limit = limits().max_mr_bytes;
+    world.ram = usize::try_from(limit).unwrap();
+    let a = world.guest(1, 1);
+    world.ok(&a, a.ctx, Command::MrDereg(a.key));
+    let map = |len: u64| {
+        let list = PageList { npages: (len >> 12) as u32, page_shift: 12, ..PageList::default() };
+        Arc::new(list.resolve(&a.space, len).unwrap())
+    };
+    let key = world.register(&a, 0, map(limit), 1).unwrap();
+    let change = |len: u64| Command::MrRereg {
+        req: abi::MrReregReq {
+            lkey: U32::new(key),
+            flags: U32::new(rereg::TRANSLATION),
+            length: U64::new(len),
+            ..abi::MrReregReq::default()
+        },
+        map: Some(map(len)),
+    };
+    for len in [limit, 4096, limit, limit - 4096] {
+        world.ok(&a, a.ctx, change(len));
+        assert_eq!(world.status(&a).objects.mr_bytes, len);
+    }
+    world.register(&a, 0, map(4096), 1).unwrap();
+    assert_eq!(world.execute(&a, a.ctx, change(limit)).unwrap_err(), Status::NOMEM);
+    assert_eq!(world.register(&a, 0, map(4096), 1), Err(Status::NOMEM));
+    world.ok(&a, a.ctx, change(4096));
+    assert_eq!(world.status(&a).objects.mr_bytes, 8192);
 }
