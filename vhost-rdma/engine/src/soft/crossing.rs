@@ -278,7 +278,8 @@ impl<N: Nics> Execution<'_, N> {
         {
             let is_asked = ask.is_reliable() && nic.is_asked(ask.key(), job);
             if !ask.is_reliable() {
-                nic.lose_piece(ask.flow().dest_qpn, ask.message());
+                let message = (ask.token.ticket.life, ask.message());
+                nic.lose_piece(ask.flow().dest_qpn, message);
             }
             if let Some(qp) = nic.qps.get_mut(&ask.flow().dest_qpn)
                 && qp.own.stream.is_of(&ask.token)

@@ -126,7 +126,7 @@ impl SoftNic {
             Owner::Unasked | Owner::Asked(_) => {
                 let begun = jobs.begin(task.ctx, requester, task.job);
                 if begun.is_none() && request.service != Service::Reliable {
-                    self.drop_message(qpn);
+                    self.drop_message(qpn, request);
                 }
                 Err(begun.map_or(Outcome::NoAnswer, |job| Outcome::Later(Awaited::Owner(job))))
             }

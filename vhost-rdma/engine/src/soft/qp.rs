@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::stream::Stream;
+use super::unreliable::Message;
 use super::waiter::Waiter;
 use crate::nic::receive::{Receive, SavedReceive};
 use crate::nic::saved::BadState;
@@ -17,9 +18,12 @@ pub(crate) struct Inbound {
     pub(super) open_taken: bool,
     /// Bytes of the inbound message in progress that have arrived.
     pub(super) arrived: u32,
-    /// Its number, on an unreliable connection (`unreliable`); `None`: it is not known. It is not
-    /// saved, since a message goes on in another process where it stood.
-    pub(super) message: Option<u32>,
+    /// On an unreliable connection (`unreliable`), the newest message of which something came;
+    /// `None`: it is not known. It is not saved, since a message goes on in another process where
+    /// it stood.
+    pub(super) message: Option<Message>,
+    /// The last of which a piece was lost that had come.
+    pub(super) lost: Option<Message>,
     /// What the keys that the inbound message in progress needs opened when it began; `None`: no
     /// message has begun.
     pub(super) stamp: Option<u64>,
@@ -44,6 +48,7 @@ impl Inbound {
         self.open_taken = false;
         self.arrived = 0;
         self.message = None;
+        self.lost = None;
         self.stamp = None;
         self.waiter = None;
         self.established = false;
@@ -95,6 +100,7 @@ impl Inbound {
             open: open.unwrap_or_default(),
             arrived: saved.arrived,
             message: None,
+            lost: None,
             stamp: saved.stamp,
             waiter: saved.waiter,
             established: saved.established,

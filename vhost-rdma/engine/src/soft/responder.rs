@@ -223,15 +223,15 @@ impl SoftNic {
     }
 
     /// An unreliable message is dropped; nobody is told, and it consumed nothing.
-    fn dropped_here(&mut self, qpn: u32) -> Outcome {
-        self.drop_message(qpn);
+    fn dropped_here(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
+        self.drop_message(qpn, request);
         Outcome::Done
     }
 
     /// No receive is posted: remembers who asked, and says so.
     pub(super) fn not_ready(&mut self, qpn: u32, request: &Request<'_>) -> Outcome {
         if request.service != Service::Reliable {
-            return self.dropped_here(qpn);
+            return self.dropped_here(qpn, request);
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::NoAnswer };
         self.counters.rnr_naks_sent += 1;
@@ -251,7 +251,7 @@ impl SoftNic {
         if request.is_first() {
             match self.open_receive(qpn, request.service, u64::from(request.total)) {
                 Opened::Taken => {}
-                Opened::TooSmall => return self.dropped_here(qpn),
+                Opened::TooSmall => return self.dropped_here(qpn, request),
                 Opened::None => return self.not_ready(qpn, request),
             }
         }
@@ -440,7 +440,7 @@ impl SoftNic {
         let needed = u64::from(GRH_LEN) + u64::from(request.total);
         match self.open_receive(qpn, request.service, needed) {
             Opened::Taken => {}
-            Opened::TooSmall => return self.dropped_here(qpn),
+            Opened::TooSmall => return self.dropped_here(qpn, request),
             Opened::None => return self.not_ready(qpn, request),
         }
         self.meter.charge(cost::DELIVERY + cost::bytes(request.total.into()));
@@ -465,7 +465,7 @@ impl SoftNic {
     /// Refuses a request that broke the rules; on RC that is the end of the connection.
     pub(super) fn refuse(&mut self, qpn: u32, request: &Request<'_>, nak: Nak) -> Outcome {
         if request.service != Service::Reliable {
-            self.drop_message(qpn);
+            self.drop_message(qpn, request);
             // The peer of an unreliable connection is never told and could guess keys as fast as it
             // can post: not for ever.
             let Some(qp) = self.qps.get_mut(&qpn) else { return Outcome::Done };

@@ -4,6 +4,7 @@
 use virtio_rdma_abi::{access, attr_mask as m, opcode, qps, qpt, send_flags, wc_opcode, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
+use super::apart::apart;
 use super::mirror;
 use crate::link::PIECE;
 use crate::nic::budget::Looked;
@@ -200,4 +201,34 @@ fn a_sender_that_begins_anew_is_heard() {
     s.world.settle();
     assert_eq!(s.b.statuses(&mut s.qb.cq), [(0, wc_status::SUCCESS)]);
     assert!(s.b.read(s.all[0].0, LEN as usize) == bytes);
+}
+
+/// A connection keeps its order (IBTA 9.8.1), also where a NIC moves to the shard of its peer while
+/// some of what it sent is on its way there: what comes too late is lost.
+#[test]
+fn no_message_overtakes_another_where_a_nic_moves() {
+    const COUNT: u32 = 16;
+    for (who, rounds) in (0..2).flat_map(|who| (0..8).map(move |rounds| (who, rounds))) {
+        let (mut world, a, b) = apart(Air::still());
+        let mut guests = [a, b];
+        let [a, b] = &mut guests;
+        let (mut qa, mut qb) = world.pair(a, b, qpt::UC);
+        let (from, to) = (a.alloc(PIECE.into()), b.alloc(PIECE.into()));
+        for n in 0..COUNT {
+            b.post_receive(&mut qb, n.into(), &[b.sge(to, PIECE)]);
+            let mut request = wqe(opcode::SEND_WITH_IMM, send_flags::SIGNALED, n.into());
+            request.imm = U32::new(n);
+            // Short ones go another way.
+            let len = if n % 4 == 3 { 8 } else { PIECE };
+            a.post_send(&mut qa, request, &[a.sge(from, len)]);
+        }
+        (0..rounds).for_each(|_| _ = world.round());
+        assert!(world.change_shard(&mut guests[who]));
+        world.settle_all();
+        let [a, b] = &mut guests;
+        assert_eq!(a.drain(&mut qa.cq).len(), COUNT as usize);
+        let told: Vec<u32> = b.drain(&mut qb.cq).iter().map(|cqe| cqe.imm.get()).collect();
+        assert!(told.is_sorted_by(|one, next| one < next), "{who} after {rounds}: {told:?}");
+        assert!(told.len() > 6, "{who} after {rounds}: {told:?}");
+    }
 }

@@ -136,6 +136,10 @@ impl<N: Nics> Execution<'_, N> {
         }
         turn.rearm_retries(send);
         let first = send.pass(requests);
+        if turn.kind == Kind::Uc {
+            let life = self.engine.ways.number(&mut send.ticket).life;
+            peer.note_message(turn.flow.dest_qpn, (life, send.current_index()));
+        }
         let tells = !told.is_empty();
         for told in &told {
             let mut cqe = Cqe {
