@@ -444,19 +444,20 @@ impl Executor for Session {
         let mut begins = Some(command);
         let outcome = self.nic.call_in_steps(patience, move |shard, id, now| {
             // Also what has begun: it may move what lies in guest memory.
+            // What a command brings ends on this thread, however it ends.
             if !rest && request.ends() {
-                return Progress::Done(Outcome::Done(Err(Status::STATE)));
+                return Progress::Done((Outcome::Done(Err(Status::STATE)), begins.take()));
             }
             if begins.is_some() && !rest && present.load(Ordering::Acquire) != generation {
-                return Progress::Done(Outcome::Stale);
+                return Progress::Done((Outcome::Stale, begins.take()));
             }
             match shard.execute(id, ctx, begins.take().unwrap_or(Command::Continue), now) {
                 Ok(Step::More) => Progress::More,
-                result => Progress::Done(Outcome::Done(result)),
+                result => Progress::Done((Outcome::Done(result), None)),
             }
         });
         match outcome {
-            Ok(outcome) => outcome,
+            Ok((outcome, _unused)) => outcome,
             // Is the device there? It is, only late, and that is none of this guest's doing. Had
             // the NIC failed, an event says so.
             Err(CallError::Timeout) if asks && self.nic.worker_stalled() < PATIENCE => {

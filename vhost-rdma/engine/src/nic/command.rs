@@ -149,6 +149,25 @@ pub enum Command {
     Continue,
 }
 
+impl Command {
+    /// What it brings of the guest's memory, with a part in that. The tables of a page list are
+    /// large, and their end takes its time: whoever holds this lets go of them last.
+    pub(crate) fn memory(&self) -> Option<[Option<Ring>; 2]> {
+        let ring = |ring: &Ring| Some([Some(ring.clone()), None]);
+        match self {
+            Self::MrReg { map, .. } | Self::MrRereg { map: Some(map), .. } => {
+                ring(&Ring::new(Arc::clone(map)))
+            }
+            Self::CqCreate { ring: new, .. }
+            | Self::CqResize { ring: new, .. }
+            | Self::SrqCreate { ring: new, .. }
+            | Self::SrqModify { ring: Some(new), .. } => ring(new),
+            Self::QpCreate { sq, rq, .. } => Some([sq.clone(), rq.clone()]),
+            _ => None,
+        }
+    }
+}
+
 /// What a command came to, or a step of one.
 #[derive(Debug)]
 pub enum Step {

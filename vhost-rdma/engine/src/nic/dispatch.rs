@@ -23,7 +23,7 @@ use super::parts::Parts;
 use super::quota::Kept;
 use super::verb::{CqResize, NewQp, Rereg, Verb};
 use super::work::{Begun, CommonWork, Work};
-use super::{Command, Nanos, Reply, Status, Step};
+use super::{Command, DeferredDrop, Nanos, Reply, Status, Step};
 use crate::memory::{AddressSpace, Ring};
 
 /// A NIC, with whatever its commands may change beside it.
@@ -73,6 +73,8 @@ pub fn execute<E: Executor>(
     let nic = executor.nic()?;
     nic.now = now;
     nic.meter.charge(cost::COMMAND);
+    // It may be refused.
+    nic.deferred_drops.extend(command.memory().map(DeferredDrop::new));
     let goes_on = matches!(command, Command::Continue);
     let found = if goes_on { executor.take_found() } else { None };
     let begun = found.unwrap_or_else(|| begin(executor, ctx, command));

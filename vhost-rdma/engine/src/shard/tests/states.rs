@@ -9,7 +9,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::datagram;
 use crate::link::PIECE;
-use crate::memory::PageList;
+use crate::memory::{PageList, Ring, Translation};
 use crate::shard::testing::driver::{
     Guest, Qp, World, init_attr, limits, rtr_attr, rts_attr, state_attr, wqe,
 };
@@ -160,4 +160,46 @@ fn a_region_at_the_limit_can_get_other_memory() {
     assert_eq!(world.register(&a, 0, map(4096), 1), Err(Status::NOMEM));
     world.ok(&a, a.ctx, change(4096));
     assert_eq!(world.status(&a).objects.mr_bytes, 8192);
+}
+
+/// The tables of a page list are large, and a worker serves others, too: it does not end them, also
+/// where it has nothing to do with them.
+#[test]
+fn what_a_refused_command_brings_is_ended_by_who_gave_it() {
+    let mut world = World::new();
+    let mut a = world.guest(1, 1);
+    let (cq, nobody) = (world.cq(&mut a, 16).cqn, a.pd + 100);
+    let page = |a: &Guest| {
+        let list = PageList { addr: 0, npages: 1, page_shift: 12, ..PageList::default() };
+        Arc::new(list.resolve(&a.space, 4096).unwrap())
+    };
+    let refused: [fn(Arc<Translation>, [u32; 2]) -> Command; 6] = [
+        |map, [_, pdn]| Command::MrReg { pdn, access: 1, iova: 0, map },
+        |map, _| {
+            let flags = U32::new(rereg::TRANSLATION);
+            let req = abi::MrReregReq { flags, ..abi::MrReregReq::default() };
+            Command::MrRereg { req, map: Some(map) }
+        },
+        |map, _| Command::CqCreate { entries: 3, vector: 0, ring: Ring::new(map) },
+        |map, [cqn, _]| Command::CqResize {
+            cqn: cqn + 1,
+            entries: 4,
+            requested: 4,
+            ring: Ring::new(map),
+        },
+        |map, _| Command::SrqCreate { req: abi::SrqCreateReq::default(), ring: Ring::new(map) },
+        |map, _| {
+            let sq = Some(Ring::new(map));
+            Command::QpCreate { req: Box::default(), sq, rq: None }
+        },
+    ];
+    for (n, command) in refused.into_iter().enumerate() {
+        let map = page(&a);
+        let seen = Arc::downgrade(&map);
+        let command = command(map, [cq, nobody]);
+        assert!(world.shard.execute(a.nic, a.ctx, command, world.now).is_err(), "{n}");
+        assert!(seen.upgrade().is_some(), "command {n}: the worker has ended it");
+        drop(world.shard.take_deferred_drops(a.nic));
+        assert!(seen.upgrade().is_none(), "command {n}: it is kept");
+    }
 }
