@@ -55,6 +55,13 @@ impl Ring {
         self.0.is_empty()
     }
 
+    /// Whether it begins at a multiple of so many bytes in its first page.
+    #[must_use]
+    pub fn is_aligned(&self, bytes: u64) -> bool {
+        let (first, ..) = self.0.shape();
+        first.is_multiple_of(bytes)
+    }
+
     /// Whether every mapping it uses is still part of `space`.
     #[must_use]
     pub fn lives_in(&self, space: &AddressSpace) -> bool {

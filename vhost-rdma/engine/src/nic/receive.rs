@@ -187,7 +187,9 @@ impl ReceiveRing {
     /// wait, at their indices.
     pub(crate) fn succeed(&self, entries: u32, max_wr: u32, ring: Ring) -> Result<Moving, Status> {
         let control = control_offset(u64::from(entries) << self.log2_stride);
-        let fits = ring.len() >= control + ctrl::SIZE as u64;
+        // No entry crosses a page (docs/virtio-rdma.md §7).
+        let fits =
+            ring.len() >= control + ctrl::SIZE as u64 && ring.is_aligned(1 << self.log2_stride);
         let most = max_wr.min(entries);
         if self.waiting() > most || !fits {
             return Err(Status::INVAL);

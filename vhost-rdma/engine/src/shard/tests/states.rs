@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use virtio_rdma_abi::{
-    self as abi, attr_mask as m, event, opcode, qps, qpt, rereg, send_flags, wc_status,
+    self as abi, attr_mask as m, event, opcode, qps, qpt, rereg, send_flags, srq_mask, wc_status,
 };
 use zerocopy::little_endian::{U32, U64};
 
@@ -11,9 +11,9 @@ use super::datagram;
 use crate::link::PIECE;
 use crate::memory::{PageList, Ring, Translation};
 use crate::shard::testing::driver::{
-    Guest, Qp, World, init_attr, limits, rtr_attr, rts_attr, state_attr, wqe,
+    Guest, Qp, RQ_STRIDE, World, init_attr, limits, rtr_attr, rts_attr, state_attr, wqe,
 };
-use crate::shard::{Command, Status};
+use crate::shard::{Command, Reply, Status, control_offset};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
 
@@ -201,5 +201,40 @@ fn what_a_refused_command_brings_is_ended_by_who_gave_it() {
         assert!(seen.upgrade().is_some(), "command {n}: the worker has ended it");
         drop(world.shard.take_deferred_drops(a.nic));
         assert!(seen.upgrade().is_none(), "command {n}: it is kept");
+    }
+}
+
+/// docs/virtio-rdma.md §7: no entry crosses a page, in the ring that an SRQ moves to either. The
+/// request does not say the stride.
+#[test]
+fn an_srq_moves_to_no_ring_whose_entries_cross_pages() {
+    let mut world = World::new();
+    let mut a = world.guest(1, 1);
+    let (_, ring) = a.ring(control_offset(4 << RQ_STRIDE) + 128);
+    let req = abi::SrqCreateReq {
+        pdn: U32::new(a.pd),
+        entries: U32::new(4),
+        max_wr: U32::new(4),
+        max_sge: U32::new(1),
+        log2_stride: RQ_STRIDE,
+        ..abi::SrqCreateReq::default()
+    };
+    let Reply::Srq(srq) = world.ok(&a, a.ctx, Command::SrqCreate { req, ring }) else {
+        panic!("not an SRQ")
+    };
+    let at = a.alloc(8192);
+    for (offset, fits) in [(64, false), (128, true), (192, false), (0, true)] {
+        let list = PageList { addr: at, npages: 2, offset, page_shift: 12, ..PageList::default() };
+        let map = list.resolve(&a.space, control_offset(8 << RQ_STRIDE) + 128).unwrap();
+        let req = abi::SrqModifyReq {
+            srqn: srq.srqn,
+            mask: U32::new(srq_mask::MAX_WR),
+            max_wr: U32::new(8),
+            entries: U32::new(8),
+            ..abi::SrqModifyReq::default()
+        };
+        let ring = Some(Ring::new(Arc::new(map)));
+        let answer = world.execute(&a, a.ctx, Command::SrqModify { req, ring });
+        assert_eq!(answer.is_ok(), fits, "{offset}: {answer:?}");
     }
 }
