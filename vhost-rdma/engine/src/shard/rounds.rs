@@ -170,7 +170,12 @@ impl Nics for Served<'_> {
         self.slots.get(id).and_then(AnyNic::own)
     }
 
-    fn scan(&mut self, budget: &mut Budget, serving: &mut Option<NicId>) {
+    fn scan(&mut self, now: Nanos, budget: &mut Budget, serving: &mut Option<NicId>) {
+        self.slots.each_awake(|nic| {
+            if let AnyNic::Own(nic) = nic {
+                nic.now = now;
+            }
+        });
         let (mut posts, asked) = (Vec::new(), *serving);
         self.rounds.scan((self.slots, &mut posts), (self.meter, budget), serving);
         *serving = asked;
@@ -200,7 +205,7 @@ impl Shard {
         let mut busy = self.check_vanished(&mut looking);
         self.rouse_due(now, &mut looking);
         busy |= self.scan(&mut looking);
-        busy |= self.wake_waiters(looking.seen());
+        busy |= self.wake_waiters(now, looking.seen());
         if self.soft().serve_parcels(now) {
             // It was not the time of whoever is served first.
             budget.skip(&self.meter);
@@ -299,11 +304,13 @@ impl Shard {
     }
 
     /// Wakes requesters, in a time of their own: the looks may have taken all of theirs.
-    fn wake_waiters(&mut self, seen: Nanos) -> bool {
+    fn wake_waiters(&mut self, now: Nanos, seen: Nanos) -> bool {
         let Self { slots, engine, .. } = self;
         for place in 0..slots.awake() {
             if let Some((_, AnyNic::Own(nic))) = slots.awake_at(place) {
                 engine.take_wakes(nic);
+                // What arrives in this round is stamped with it, also where the NIC itself rests.
+                nic.now = now;
             }
         }
         let mut budget = self.meter.budget_at(seen, LOOKING);

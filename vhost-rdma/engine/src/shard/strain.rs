@@ -65,6 +65,14 @@ pub(super) struct Strain {
     faults: u64,
 }
 
+#[cfg(test)]
+impl Strain {
+    /// Of a NIC that rests until then.
+    pub(super) fn resting(until: Nanos) -> Self {
+        Self { rests_until: until, ..Self::default() }
+    }
+}
+
 /// All NICs of a shard, by slot.
 #[derive(Debug, Default)]
 pub(super) struct Strains {

@@ -16,9 +16,10 @@ pub(crate) trait Nics {
     /// A software NIC, to look at.
     fn seen(&self, id: NicId) -> Option<&SoftNic>;
 
-    /// Looks at the doorbells of all NICs, as far as there is time. `serving` names the NIC that is
-    /// looked at, for the blame if that panics, and is afterwards what it was.
-    fn scan(&mut self, budget: &mut Budget, serving: &mut Option<NicId>);
+    /// Looks at the doorbells of all NICs, as far as there is time; what arrives at one until its
+    /// next round is stamped with `now`. `serving` names the NIC that is looked at, for the blame
+    /// if that panics, and is afterwards what it was.
+    fn scan(&mut self, now: Nanos, budget: &mut Budget, serving: &mut Option<NicId>);
 
     /// Counts what was done for a NIC outside of its turn.
     fn account(&mut self, id: NicId, service: Nanos);

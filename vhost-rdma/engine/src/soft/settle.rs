@@ -24,8 +24,9 @@ impl<N: Nics> Execution<'_, N> {
         resize: CqResize,
     ) -> Result<Begun<Soft>, Status> {
         // Also a peer's receives count that no round has seen yet.
+        let now = self.nic_mut(id).ok_or(Status::FATAL)?.now;
         let mut budget = self.meter.budget(STEP);
-        self.nics.scan(&mut budget, self.serving);
+        self.nics.scan(now, &mut budget, self.serving);
         let qps = self.nic_mut(id).ok_or(Status::FATAL)?.qp_numbers.walk();
         let settle = SettleCq { qps, turns: SETTLE_TURNS, resize };
         Ok(Begun::Steps(Work::Own(SoftWork::Settle(settle))))

@@ -6,9 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use virtio_rdma_abi::{self as abi, arm, opcode, qpt, send_flags, wc_status};
 use zerocopy::little_endian::{U32, U64};
 
+use super::apart::apart;
 use super::budgets::generous;
+use super::datagram::{datagram, handle, ready};
+use crate::link::MULTICAST_QPN;
 use crate::memory::{AddressSpace, Ring};
 use crate::nic::budget::{Clock, cost};
+use crate::shard::strain::Strain;
+use crate::shard::testing::air::Air;
 use crate::shard::testing::driver::{Guest, Lcg, Qp, World, init_attr, rtr_attr, rts_attr, wqe};
 use crate::shard::{Command, Look, Nanos, Shard};
 
@@ -69,6 +74,61 @@ fn what_arrives_at_a_parked_nic_is_stamped_with_the_present() {
     world.settle();
     let received = b.drain(&mut qb.cq);
     assert_eq!((received.len(), received[0].timestamp.get()), (1, world.now));
+}
+
+/// A NIC that has rest from its slow memory has peers that have none.
+#[test]
+fn what_arrives_at_a_nic_that_rests_is_stamped_with_the_present() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+    b.post_receive(&mut qb, 1, &[]);
+    world.settle();
+    world.shard.strains.put(b.nic.0 as usize, Strain::resting(u64::MAX));
+    world.now += 5_000_000;
+    a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[]);
+    world.settle();
+    let received = b.drain(&mut qb.cq);
+    assert_eq!((received.len(), received[0].timestamp.get()), (1, world.now));
+}
+
+/// Whoever shrinks a CQ has what was posted executed at once, whenever the last round was.
+#[test]
+fn what_arrives_between_rounds_is_stamped_with_the_present() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+    b.post_receive(&mut qb, 1, &[]);
+    world.settle();
+    world.now += 5_000_000;
+    a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[]);
+    qa.cq = world.resize(&mut a, &qa.cq.clone(), 128);
+    let (sent, received) = (a.drain(&mut qa.cq), b.drain(&mut qb.cq));
+    assert_eq!((sent.len(), sent[0].timestamp.get()), (1, world.now));
+    assert_eq!((received.len(), received[0].timestamp.get()), (1, world.now));
+}
+
+/// The first round after a sleep begins with what other shards sent.
+#[test]
+fn a_datagram_to_a_group_that_wakes_a_shard_is_stamped_with_the_present() {
+    let (mut world, mut a, mut b) = apart(Air::still());
+    let (mut qa, mut qb) = (ready(&mut world, &mut a), ready(&mut world, &mut b));
+    let mut mgid = [0; 16];
+    mgid[10..].copy_from_slice(&[0xff, 0xff, 230, 0, 0, 1]);
+    world.ok(&b, b.ctx, Command::McastAttach { qpn: qb.qpn, mgid });
+    let ah = handle(&mut world, &a, mgid);
+    let to = b.alloc(4096);
+    b.post_receive(&mut qb, 1, &[b.sge(to, 4096)]);
+    world.settle();
+    a.post_send(&mut qa, datagram(ah, MULTICAST_QPN, 0x1111), &[]);
+    world.shard.poll(world.now);
+    world.now += 5_000_000;
+    let parcels: Vec<_> = world.shard.outgoing()[1].drain(..).collect();
+    parcels.into_iter().for_each(|parcel| world.at(1).arrive(parcel));
+    let now = world.now;
+    world.at(1).poll(now);
+    let received = b.drain(&mut qb.cq);
+    assert_eq!((received.len(), received[0].timestamp.get()), (1, now));
 }
 
 #[test]
