@@ -4,7 +4,7 @@ use virtio_rdma_abi as abi;
 
 use super::engine::{Engine, Execution};
 use super::nic::Soft;
-use super::nic::SoftNic;
+use super::nic::{NicState, SoftNic};
 use super::nics::Nics;
 use super::waiter::Waiter;
 use super::work::{Recover, SoftWork};
@@ -78,7 +78,8 @@ impl SoftNic {
     ) -> Result<u32, Status> {
         let qp = self.owned_qp(ctx, qpn)?;
         let (from, to) = state::change(qp.kind, qp.state, attr)?;
-        if (from, to) != (State::Sqe, State::Rts) {
+        // The CQ of a NIC that stands still is not written to.
+        if (from, to) != (State::Sqe, State::Rts) || self.life != NicState::Ready {
             return Ok(0);
         }
         // Also those that no round has seen yet.

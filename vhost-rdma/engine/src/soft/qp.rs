@@ -4,10 +4,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::stream::Stream;
-use super::unreliable::Message;
 use super::waiter::Waiter;
 use crate::nic::receive::{Receive, SavedReceive};
 use crate::nic::saved::BadState;
+
+/// A message of an unreliable connection: the life of its queue pair, 0 where nothing can overtake
+/// it, and its number in that.
+pub(super) type Message = (u64, u32);
 
 /// What the engine keeps of a queue pair.
 #[derive(Debug, Default)]

@@ -10,15 +10,13 @@
 //! it comes too late.
 
 use super::nic::SoftNic;
+use super::qp::Message;
 use crate::link::{NicId, Owner, Request, Service};
 
 /// Where a message has come to that is dropped: no piece begins there.
 const BROKEN: u32 = u32::MAX;
 /// Messages that are further ahead than this are behind: numbers wrap.
 const HALF: u32 = 1 << 31;
-
-/// A message: the life of its queue pair, 0 where nothing can overtake it, and its number in that.
-pub(super) type Message = (u64, u32);
 
 fn message(request: &Request<'_>) -> Message {
     (request.ticket.life, request.message)

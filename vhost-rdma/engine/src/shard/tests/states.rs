@@ -166,6 +166,7 @@ fn a_region_at_the_limit_can_get_other_memory() {
 /// where it has nothing to do with them.
 #[test]
 fn what_a_refused_command_brings_is_ended_by_who_gave_it() {
+    type Refused = fn(Arc<Translation>, [u32; 2]) -> Command;
     let mut world = World::new();
     let mut a = world.guest(1, 1);
     let (cq, nobody) = (world.cq(&mut a, 16).cqn, a.pd + 100);
@@ -173,7 +174,7 @@ fn what_a_refused_command_brings_is_ended_by_who_gave_it() {
         let list = PageList { addr: 0, npages: 1, page_shift: 12, ..PageList::default() };
         Arc::new(list.resolve(&a.space, 4096).unwrap())
     };
-    let refused: [fn(Arc<Translation>, [u32; 2]) -> Command; 6] = [
+    let refused: [Refused; 6] = [
         |map, [_, pdn]| Command::MrReg { pdn, access: 1, iova: 0, map },
         |map, _| {
             let flags = U32::new(rereg::TRANSLATION);
