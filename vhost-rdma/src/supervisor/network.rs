@@ -317,10 +317,15 @@ impl Network {
         while own.is_some() {
             let lives = self.shared.state().lives;
             times += 1;
-            let gone = match self.go_on(id, &mut own) {
+            let (answer, asked) = self.go_on(id, &mut own);
+            let gone = match answer {
                 Ok(Answer::Done) => None,
                 Ok(Answer::Refused(why)) => {
                     let mut state = self.shared.state();
+                    if asked.is_some_and(|asked| asked != state.lives) {
+                        // Who refused has died, and the session is its successor's.
+                        break;
+                    }
                     own = state.sessions.remove(&id).or(own);
                     // Another one may have been told of it than was asked to go on.
                     if state.lives == lives || times == UPDATES {
@@ -344,18 +349,24 @@ impl Network {
     }
 
     /// Tells the process of a session and has it go on. Who is asked for the latter has the session
-    /// from then on, and `own` is empty.
-    fn go_on(&self, id: u64, own: &mut Option<Held>) -> Result<Answer, NoAnswer> {
+    /// from then on, and `own` is empty: the answer, and in which life of the process that was.
+    fn go_on(&self, id: u64, own: &mut Option<Held>) -> (Result<Answer, NoAnswer>, Option<u64>) {
+        // For all of it: a process must not hold up a daemon's start by each message.
+        let until = Instant::now() + PATIENCE;
         if let Some(held) = &*own {
-            let told = self.tell(id, held)?;
-            if !matches!(told, Answer::Done) {
-                return Ok(told);
+            match self.tell((id, held), until) {
+                Ok(Answer::Done) => {}
+                other => return (other, None),
             }
         }
+        let mut asked = None;
         let hold = |state: &mut State| {
+            asked = Some(state.lives);
             own.take().into_iter().for_each(|held| drop(state.sessions.insert(id, held)));
         };
-        self.shared.call((Request::GoOn(id), &[]), PATIENCE, hold)
+        let left = until.saturating_duration_since(Instant::now());
+        let answer = self.shared.call((Request::GoOn(id), &[]), left, hold);
+        (answer, asked)
     }
 
     /// A session that no process has been told of is for the next one, if the one at `gone`, or
@@ -381,9 +392,10 @@ impl Network {
 
     /// Tells the process what is left of a session; the first answer that is another than that it
     /// is done.
-    fn tell(&self, id: u64, held: &Held) -> Result<Answer, NoAnswer> {
+    fn tell(&self, (id, held): (u64, &Held), until: Instant) -> Result<Answer, NoAnswer> {
         let call = |request, files: &[BorrowedFd<'_>]| {
-            self.shared.call((request, files), PATIENCE, |_| ())
+            let left = until.saturating_duration_since(Instant::now());
+            self.shared.call((request, files), left, |_| ())
         };
         let mut told = call(Request::TakeUp(held.nic.clone(), id), &[held.stream.as_fd()])?;
         for (change, files) in held.record.changes() {
