@@ -7,14 +7,20 @@
 //! ```
 //!
 //! A crash may leave the last line torn: it was never acknowledged, so it is cut off. A bad line
-//! before the last is damage and stops the agent, since what follows may rest on it. When the file
-//! has grown to several times what it says, a new one is written beside it and renamed over it. The
-//! directory must be on a disk that survives what pods survive (`/var/lib`, not `/run`).
+//! before the last is damage and stops the agent, since what follows may rest on it; so does a
+//! whole line that only a newer agent understands. When the file has grown to several times what it
+//! says, a new one is written beside it and renamed over it. The directory must be on a disk that
+//! survives what pods survive (`/var/lib`, not `/run`).
+//!
+//! What fails half-way is taken back before anything else is written, and what cannot be read again
+//! is not written.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -22,8 +28,14 @@ use serde::{Deserialize, Serialize};
 use crate::ledger::Slot;
 
 const HEADER: &str = "vhost-rdma-agent-journal 1\n";
+/// What one of any version begins with.
+const ANY_HEADER: &str = "vhost-rdma-agent-journal ";
 /// The journal's name in the state directory.
 const FILE: &str = "journal";
+/// An agent that is ending, or a program that it is just starting, may have the lock for a moment.
+const ENDING: Duration = Duration::from_secs(1);
+/// Between two looks at the lock.
+const LOOK: Duration = Duration::from_millis(20);
 /// A file smaller than this is never written anew.
 const COMPACT_MIN: u64 = 256 << 10;
 /// A line is at most this long; a slot has some 4 KiB.
@@ -45,6 +57,14 @@ pub enum JournalError {
     /// Another agent has it.
     #[error("another vhost-rdma-agent uses {0}; stop it, or give this one its own --state-dir")]
     Locked(String),
+    /// It would be written and not be read again.
+    #[error("what the ledger is to say of {id} is {bytes} bytes long, and may be {LINE_MAX}")]
+    TooLong {
+        /// Of what.
+        id: String,
+        /// How long the line would be.
+        bytes: usize,
+    },
     /// It is not what it should be.
     #[error(
         "the ledger {path} is damaged at line {line} ({why}); put a good copy there, or, when no \
@@ -80,6 +100,14 @@ pub struct Journal {
     length: u64,
     /// Its length when it was last written anew.
     base: u64,
+    /// After `length` there may be a part of what failed to be written.
+    torn: bool,
+    /// What was written since the last sync may be lost (fsync(2): after an error pages count as
+    /// written).
+    doubtful: bool,
+    /// The directory may, after a crash, still have the file before this one.
+    unsettled: bool,
+    sync_dir: fn(&Path) -> io::Result<()>,
     _lock: File,
 }
 
@@ -101,12 +129,15 @@ impl Journal {
             .truncate(false)
             .open(&lock_path)
             .map_err(fault("open", &lock_path))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(JournalError::Locked(dir.display().to_string()));
+        let until = Instant::now() + ENDING;
+        while let Err(error) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            match error {
+                rustix::io::Errno::WOULDBLOCK if Instant::now() < until => sleep(LOOK),
+                rustix::io::Errno::WOULDBLOCK => {
+                    return Err(JournalError::Locked(dir.display().to_string()));
+                }
+                error => return Err(fault("lock", &lock_path)(error.into())),
             }
-            Err(error) => return Err(fault("lock", &lock_path)(error.into())),
         }
         let path = dir.join(FILE);
         let mut file = File::options()
@@ -138,14 +169,30 @@ impl Journal {
             file.seek(SeekFrom::End(0)).map_err(fault("read the ledger", &path))?;
             good as u64
         };
-        Ok((Self { path, file, length, base: length, _lock: lock }, slots))
+        let journal = Self {
+            path,
+            file,
+            length,
+            base: length,
+            torn: false,
+            doubtful: false,
+            unsettled: false,
+            sync_dir,
+            _lock: lock,
+        };
+        Ok((journal, slots))
+    }
+
+    fn fault(&self, action: &'static str) -> impl FnOnce(io::Error) -> JournalError {
+        let path = self.path.display().to_string();
+        move |source| JournalError::Io { action, path, source }
     }
 
     /// Adds the new states of some IDs with one write, and with one `fdatasync` if `durable`. If it
     /// fails, nothing was added.
     ///
     /// # Errors
-    /// The disk is full or broken.
+    /// The disk is full or broken, or a line would be too long.
     pub fn append<'a>(
         &mut self,
         changes: impl IntoIterator<Item = (&'a str, &'a Slot)>,
@@ -153,48 +200,68 @@ impl Journal {
     ) -> Result<(), JournalError> {
         let mut text = String::new();
         for (id, slot) in changes {
-            line(&mut text, id, slot);
+            line(&mut text, id, slot)?;
         }
-        let written = self
-            .file
-            .write_all(text.as_bytes())
-            .and_then(|()| if durable { self.file.sync_data() } else { Ok(()) });
+        self.take_back().map_err(self.fault("take a failed write back from the ledger"))?;
+        if durable {
+            self.settle()?;
+        }
+        self.torn = true;
+        let mut written = self.file.write_all(text.as_bytes());
+        if written.is_ok() && durable {
+            written = self.file.sync_data();
+            self.doubtful |= written.is_err();
+        }
         if let Err(source) = written {
             // What was written in part must not stand before what comes next.
-            let taken_back = self
-                .file
-                .set_len(self.length)
-                .and_then(|()| self.file.seek(SeekFrom::Start(self.length)));
-            if let Err(error) = taken_back {
+            if let Err(error) = self.take_back() {
                 tracing::error!(%error, "cannot take a failed write to the ledger back");
             }
-            return Err(JournalError::Io {
-                action: "write the ledger",
-                path: self.path.display().to_string(),
-                source,
-            });
+            return Err(self.fault("write the ledger")(source));
         }
+        self.torn = false;
         self.length += text.len() as u64;
+        Ok(())
+    }
+
+    /// Cuts off what is left of a write that failed.
+    fn take_back(&mut self) -> io::Result<()> {
+        if self.torn {
+            self.file.set_len(self.length)?;
+            self.file.seek(SeekFrom::Start(self.length))?;
+            self.torn = false;
+        }
+        Ok(())
+    }
+
+    /// After a crash the directory has this file.
+    fn settle(&mut self) -> Result<(), JournalError> {
+        if self.unsettled {
+            let dir = self.path.parent().unwrap_or(Path::new("/"));
+            (self.sync_dir)(dir).map_err(self.fault("write the directory of"))?;
+            self.unsettled = false;
+        }
         Ok(())
     }
 
     /// Is it time to write the file anew?
     #[must_use]
     pub const fn wants_compaction(&self) -> bool {
-        self.length > COMPACT_MIN && self.length / 4 > self.base
+        self.doubtful || self.length > COMPACT_MIN && self.length / 4 > self.base
     }
 
     /// Writes the file anew with what holds now.
     ///
     /// # Errors
-    /// The disk is full or broken; the old file stays.
+    /// The disk is full or broken; the old file stays, or it cannot be said which of the two a
+    /// crash leaves. Nothing durable is added until that can be said.
     pub fn compact<'a>(
         &mut self,
         slots: impl Iterator<Item = (&'a String, &'a Slot)>,
     ) -> Result<(), JournalError> {
         let mut text = HEADER.to_owned();
         for (id, slot) in slots {
-            line(&mut text, id, slot);
+            line(&mut text, id, slot)?;
         }
         let new = self.path.with_extension("new");
         let written = (|| {
@@ -203,17 +270,20 @@ impl Journal {
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
             std::fs::rename(&new, &self.path)?;
-            sync_dir(self.path.parent().unwrap_or(Path::new("/")))?;
             Ok(file)
         })();
-        self.file = written.map_err(|source| JournalError::Io {
-            action: "write the ledger anew as",
-            path: new.display().to_string(),
-            source,
-        })?;
+        let written = written.inspect_err(|_| {
+            // The ledger may need the room.
+            let _ = std::fs::remove_file(&new);
+        });
+        // From here on the old one has no name any more.
+        self.file = written.map_err(self.fault("write anew the ledger"))?;
         self.length = text.len() as u64;
         self.base = self.length;
-        Ok(())
+        self.torn = false;
+        self.doubtful = false;
+        self.unsettled = true;
+        self.settle()
     }
 }
 
@@ -221,12 +291,30 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-fn line(text: &mut String, id: &str, slot: &Slot) {
+/// Whether something may be added to this slot: what is to be written down until it is gone again
+/// still has to fit.
+#[must_use]
+pub fn can_grow(id: &str, slot: &Slot) -> bool {
+    let mut text = String::new();
+    line(&mut text, id, slot).is_ok() && text.len() <= LINE_MAX / 2
+}
+
+fn line(text: &mut String, id: &str, slot: &Slot) -> Result<(), JournalError> {
     use std::fmt::Write as _;
     // Neither can fail: every key is a string, and a String takes anything.
     let json = serde_json::to_string(&LineOut { id, slot }).unwrap_or_default();
-    let _ = writeln!(text, "{:08x} {json}", crc32fast::hash(json.as_bytes()));
+    let begin = text.len();
+    let _ = write!(text, "{:08x} {json}", crc32fast::hash(json.as_bytes()));
+    let bytes = text.len() - begin;
+    text.push('\n');
+    if bytes > LINE_MAX {
+        return Err(JournalError::TooLong { id: id.to_owned(), bytes });
+    }
+    Ok(())
 }
+
+/// What is wrong with a line that is whole.
+const NEWER: &str = "a newer agent wrote it";
 
 /// What the bytes say, and how many of them are good.
 fn replay(bytes: &[u8], path: &Path) -> Result<(BTreeMap<String, Slot>, usize), JournalError> {
@@ -236,6 +324,9 @@ fn replay(bytes: &[u8], path: &Path) -> Result<(BTreeMap<String, Slot>, usize), 
         // A crash while the very first line was written.
         if HEADER.as_bytes().starts_with(bytes) {
             return Ok((slots, 0));
+        }
+        if bytes.starts_with(ANY_HEADER.as_bytes()) {
+            return Err(damaged(1, NEWER));
         }
         return Err(damaged(1, "it does not begin as a ledger does"));
     };
@@ -255,6 +346,8 @@ fn replay(bytes: &[u8], path: &Path) -> Result<(BTreeMap<String, Slot>, usize), 
                     slots.insert(line.id, line.slot);
                 }
             }
+            // It was acknowledged.
+            Err(NEWER) if end.is_some() => return Err(damaged(number, NEWER)),
             // A torn write may leave a whole line without its end, or blocks of zeros with newlines
             // nowhere.
             _ if next.is_empty() => return Ok((slots, good)),
@@ -280,112 +373,8 @@ fn parse(text: &[u8]) -> Result<LineIn, &'static str> {
     if crc32fast::hash(json) != sum {
         return Err("the checksum does not fit");
     }
-    serde_json::from_slice(json).map_err(|_| "a newer agent wrote it")
+    serde_json::from_slice(json).map_err(|_| NEWER)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
-
-    use super::{FILE, HEADER, Journal, JournalError};
-    use crate::ledger::Slot;
-
-    fn slot(n: usize) -> Slot {
-        Slot { pool: format!("p{n}"), cordoned: n % 5 != 4, ..Slot::default() }
-    }
-
-    fn write(dir: &std::path::Path, ids: &[usize]) -> BTreeMap<String, Slot> {
-        let (mut journal, mut slots) = Journal::open(dir).unwrap();
-        for n in ids {
-            let (id, slot) = (format!("id-{}", n % 7), slot(*n));
-            journal.append([(id.as_str(), &slot)], true).unwrap();
-            if slot.is_blank() {
-                slots.remove(&id)
-            } else {
-                slots.insert(id, slot)
-            };
-        }
-        slots
-    }
-
-    #[test]
-    fn what_was_written_is_read_and_two_agents_exclude_each_other() {
-        let dir = tempfile::tempdir().unwrap();
-        let slots = write(dir.path(), &[1, 2, 3, 4, 9]);
-        let (_journal, read) = Journal::open(dir.path()).unwrap();
-        assert_eq!(read, slots);
-        assert!(matches!(Journal::open(dir.path()), Err(JournalError::Locked(_))));
-    }
-
-    #[test]
-    fn damage_in_the_middle_stops_and_names_its_line() {
-        let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), &[1, 2, 3]);
-        let path = dir.path().join(FILE);
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[HEADER.len() + 20] ^= 1;
-        std::fs::write(&path, bytes).unwrap();
-        let error = Journal::open(dir.path()).unwrap_err();
-        assert!(matches!(error, JournalError::Damaged { line: 2, .. }), "{error}");
-        std::fs::write(&path, "something else\n").unwrap();
-        assert!(matches!(Journal::open(dir.path()), Err(JournalError::Damaged { line: 1, .. })));
-    }
-
-    #[test]
-    fn compaction_loses_nothing_and_the_file_goes_on() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut slots = BTreeMap::new();
-        {
-            let (mut journal, _) = Journal::open(dir.path()).unwrap();
-            let mut compacted = 0;
-            for n in 0..8000 {
-                let (id, slot) = (format!("id-{}", n % 7), slot(1));
-                journal.append([(id.as_str(), &slot)], false).unwrap();
-                slots.insert(id, slot);
-                if journal.wants_compaction() {
-                    journal.compact(slots.iter()).unwrap();
-                    compacted += 1;
-                }
-            }
-            assert!(compacted > 0);
-            journal.append([("last", &slot(2))], true).unwrap();
-            slots.insert("last".to_owned(), slot(2));
-        }
-        assert_eq!(Journal::open(dir.path()).unwrap().1, slots);
-    }
-
-    proptest! {
-        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
-
-        /// A crash at any byte leaves what was acknowledged before, never more and never an error.
-        #[test]
-        fn any_cut_leaves_a_prefix(cut in any::<proptest::sample::Index>()) {
-            let dir = tempfile::tempdir().unwrap();
-            write(dir.path(), &[1, 2, 3, 4, 9, 11]);
-            let path = dir.path().join(FILE);
-            let bytes = std::fs::read(&path).unwrap();
-            let cut = cut.index(bytes.len() + 1);
-            std::fs::write(&path, &bytes[..cut]).unwrap();
-            let whole = bytes[..cut].iter().filter(|byte| **byte == b'\n').count();
-            let (mut journal, slots) = Journal::open(dir.path()).unwrap();
-            let other = tempfile::tempdir().unwrap();
-            let expected = write(other.path(), &[1, 2, 3, 4, 9, 11][..whole.saturating_sub(1)]);
-            prop_assert_eq!(&slots, &expected);
-            // And it can be written on.
-            journal.append([("x", &slot(1))], true).unwrap();
-            drop(journal);
-            prop_assert!(Journal::open(dir.path()).unwrap().1.contains_key("x"));
-        }
-
-        #[test]
-        fn no_bytes_make_it_panic(junk in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let dir = tempfile::tempdir().unwrap();
-            let mut bytes = HEADER.as_bytes().to_vec();
-            bytes.extend(junk);
-            std::fs::write(dir.path().join(FILE), bytes).unwrap();
-            let _ = Journal::open(dir.path());
-        }
-    }
-}
+mod tests;

@@ -50,7 +50,7 @@ impl Sealed {
     /// Replaces it; when this returns it is on the disk. Only its owner can read it.
     ///
     /// # Errors
-    /// The disk is full or broken; the old one stays.
+    /// The disk is full or broken; the old one stays, or a crash may bring it back.
     pub fn write<T: Serialize>(&self, content: &T) -> io::Result<()> {
         let json = serde_json::to_string(content)?;
         let text = format!("{}{:08x} {json}\n", self.header, crc32fast::hash(json.as_bytes()));
@@ -58,13 +58,23 @@ impl Sealed {
             return Err(io::Error::other(format!("more than {} bytes", self.most)));
         }
         std::fs::create_dir_all(&self.dir)?;
+        // Before anything is in place: there may be no descriptor left for it afterwards.
+        let dir = File::open(&self.dir)?;
         let new = self.dir.join(format!("{}.new", self.name));
-        let mut options = File::options();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&new, self.dir.join(self.name))?;
-        File::open(&self.dir)?.sync_all()
+        let placed = (|| {
+            let mut options = File::options();
+            let mut file =
+                options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            std::fs::rename(&new, self.dir.join(self.name))
+        })();
+        if placed.is_err() {
+            // The ledger beside it may need the room.
+            let _ = std::fs::remove_file(&new);
+        }
+        placed?;
+        dir.sync_all()
     }
 
     fn parse<T: DeserializeOwned>(&self, text: &str) -> Result<T, String> {
@@ -76,5 +86,22 @@ impl Sealed {
             return Err("its checksum is wrong".to_owned());
         }
         serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sealed;
+
+    #[test]
+    fn what_was_not_put_in_place_takes_no_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = Sealed::new(dir.path(), "node", "node 1\n", 1000);
+        std::fs::create_dir(dir.path().join("node")).unwrap();
+        file.write(&"one").unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        std::fs::remove_dir(dir.path().join("node")).unwrap();
+        file.write(&"two").unwrap();
+        assert_eq!(file.read::<String>().unwrap().as_deref(), Some("two"));
     }
 }

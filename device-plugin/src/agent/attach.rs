@@ -18,6 +18,7 @@ use super::{Agent, State, debts, now};
 use crate::daemon::{Daemon, session_word};
 use crate::grant::{self, nic_name};
 use crate::holders::Kubelet;
+use crate::journal;
 use crate::ledger::{ClusterGrant, Grant, Owner, Slot};
 use crate::pool::{Device, Pool, Pools};
 
@@ -163,6 +164,13 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             };
             slot.records.retain(|old| old.attachment != asked.attachment);
             slot.records.push(record);
+            if !journal::can_grow(id, &slot) {
+                let message = format!(
+                    "{id} has more attachments than can be kept; they end with its pod, or by \
+                     `vhost-rdma-cni` DEL"
+                );
+                return Err(fault(FaultKind::Conflict, message));
+            }
             changes.push((id.clone(), slot));
             // What the same attachment owes is under the same name at its IPAM plugin: it is this
             // one's now.

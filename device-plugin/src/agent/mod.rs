@@ -518,7 +518,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 journal.lock().unwrap_or_else(PoisonError::into_inner).compact(ledger.iter())
             });
             if let Ok(Err(error)) = compacted.await {
-                tracing::warn!(%error, "the ledger grows on");
+                tracing::warn!(%error, "the ledger was not written anew");
             }
         }
         Ok(())

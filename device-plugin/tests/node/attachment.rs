@@ -375,3 +375,42 @@ async fn an_agent_without_rights_has_a_helper_undo_what_was_forgotten() {
     assert!(ended.success(), "it ends when it is told to");
     server.abort();
 }
+
+/// A pod names a network as often as it likes, and what its DEL leaves stays.
+#[tokio::test]
+async fn more_attachments_than_can_be_kept_are_refused_and_those_that_there_are_end() {
+    let mut world = granted("p", &["blue-0"]).await;
+    let config = serde_json::json!({ "name": "x".repeat(60 << 10) });
+    let named = |if_name: &str| Attach {
+        attachment: attachment("c1", if_name),
+        config: Some(config.clone()),
+        device_id: Some("blue-0".to_owned()),
+        ..attach("p", "c1")
+    };
+    let mut names: Vec<String> = Vec::new();
+    let refused = loop {
+        let if_name = format!("net{}", names.len());
+        match world.ask(Request::Attach(named(&if_name))).await {
+            Reply::Nics(_) => {}
+            other => break other,
+        }
+        let begun = Detach {
+            container_id: "c1".to_owned(),
+            if_name: Some(if_name.clone()),
+            device_id: None,
+        };
+        assert_eq!(records(&world, Request::Detach(begun)).await.len(), 1);
+        names.push(if_name);
+        assert!(names.len() < 40, "nothing is refused");
+    };
+    assert_eq!(fault_kind(&refused), Some(FaultKind::Conflict), "{refused:?}");
+    // What was taken can be read again, and ends.
+    world.kill_agent().await;
+    world.start_agent(CONFIG).await;
+    assert_eq!(records(&world, detach("c1")).await.len(), names.len());
+    for name in &names {
+        let detached = Detached { attachment: attachment("c1", name), nics: Vec::new() };
+        assert_eq!(world.ask(Request::Detached(detached)).await, Reply::Done);
+    }
+    assert_eq!(nics(&world, named("net0")).await.len(), 1);
+}

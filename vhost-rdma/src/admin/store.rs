@@ -57,10 +57,14 @@ pub enum StoreError {
     },
 }
 
+/// How a directory is synced.
+type SyncDir = fn(&File) -> io::Result<()>;
+
 /// The state file, or nothing for an ephemeral daemon.
 #[derive(Debug)]
 pub(super) struct Store {
     path: Option<PathBuf>,
+    sync_dir: SyncDir,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -72,7 +76,7 @@ struct Document {
 
 impl Store {
     pub(super) fn new(runtime_dir: &Path, ephemeral: bool) -> Self {
-        Self { path: (!ephemeral).then(|| runtime_dir.join(FILE)) }
+        Self { path: (!ephemeral).then(|| runtime_dir.join(FILE)), sync_dir: File::sync_all }
     }
 
     pub(super) const fn is_ephemeral(&self) -> bool {
@@ -107,7 +111,7 @@ impl Store {
 
     pub(super) fn save(&self, saved: Saved) -> Result<(), StoreError> {
         let Some(path) = &self.path else { return Ok(()) };
-        write_whole(path, saved).map_err(|source| StoreError::Io {
+        write_whole(path, saved, self.sync_dir).map_err(|source| StoreError::Io {
             action: "write",
             path: path.display().to_string(),
             source,
@@ -115,24 +119,37 @@ impl Store {
     }
 }
 
-fn write_whole(path: &Path, saved: Saved) -> io::Result<()> {
+/// Errors leave the old file as it is. One that is in place counts, whatever becomes of its
+/// directory: who reads it next finds the change, so it must not be refused any more.
+fn write_whole(path: &Path, saved: Saved, sync_dir: SyncDir) -> io::Result<()> {
     let new = path.with_extension("json.new");
+    // Now: there may be no descriptor left for it afterwards.
+    let dir = path.parent().map(File::open).transpose()?;
     // On one line: with hundreds of NICs, layout was half of what each change has to sync.
     let mut text = serde_json::to_vec(&Document { version: VERSION, saved })?;
     text.push(b'\n');
-    let mut file =
-        File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    match path.parent() {
-        Some(dir) => File::open(dir)?.sync_all(),
-        None => Ok(()),
+    let placed = (|| {
+        let mut file =
+            File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    })();
+    if placed.is_err() {
+        // It may have the last of the room.
+        let _ = fs::remove_file(&new);
     }
+    placed?;
+    if let Some(Err(error)) = dir.as_ref().map(sync_dir) {
+        tracing::error!(path = %path.display(), %error, "a crash may bring the old state back");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::{Store, StoreError};
     use crate::node::{NetworkConfig, Saved};
 
@@ -161,6 +178,21 @@ mod tests {
         store.save(saved()).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         assert_eq!(store.load().unwrap(), Saved::default());
+    }
+
+    #[test]
+    fn what_is_in_place_is_saved_and_what_is_not_takes_no_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let broken = |_: &File| Err(std::io::Error::other("no disk"));
+        let store = Store { sync_dir: broken, ..Store::new(dir.path(), false) };
+        // A change that the next daemon finds is not refused.
+        store.save(saved()).unwrap();
+        assert_eq!(store.load().unwrap(), saved());
+        let path = dir.path().join("state.json");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(matches!(store.save(saved()), Err(StoreError::Io { .. })));
+        assert!(!dir.path().join("state.json.new").exists());
     }
 
     #[test]
