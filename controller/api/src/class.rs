@@ -2,7 +2,8 @@
 
 use kube::CustomResource;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Number;
 
 use crate::{Condition, Quantity};
 
@@ -66,18 +67,20 @@ impl Consumer {
     }
 }
 
-/// Limits over the daemon's defaults. What is absent has the default.
+/// Limits over the daemon's defaults. What is absent has the default. Tenants write some of them
+/// (`RdmaNic`), and one that could not be read would keep the whole kind from being watched: a
+/// number that is too large is the largest.
 #[derive(Serialize, Deserialize, JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Limits {
     /// Processes with a device context.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "count")]
     pub max_contexts: Option<u32>,
     /// Protection domains.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "count")]
     pub max_pds: Option<u32>,
     /// Memory regions.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "count")]
     pub max_mrs: Option<u32>,
     /// Bytes of all memory regions together.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,17 +92,25 @@ pub struct Limits {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_guest_bytes: Option<Quantity>,
     /// Completion queues.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "count")]
     pub max_cqs: Option<u32>,
     /// Shared receive queues.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "count")]
     pub max_srqs: Option<u32>,
     /// Queue pairs.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "count")]
     pub max_qps: Option<u32>,
     /// Address handles.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "count")]
     pub max_ahs: Option<u32>,
+}
+
+/// A number of objects, whatever integer it was stored as.
+fn count<'de, D: Deserializer<'de>>(input: D) -> Result<Option<u32>, D::Error> {
+    let number = Option::<Number>::deserialize(input)?;
+    let end = |n: &Number| if n.as_i64().is_some_and(i64::is_negative) { 0 } else { u32::MAX };
+    let fits = |n: &Number| n.as_u64().and_then(|n| u32::try_from(n).ok());
+    Ok(number.map(|number| fits(&number).unwrap_or_else(|| end(&number))))
 }
 
 /// Rates. What is absent is not bounded. No daemon enforces them yet: a class that has some has the

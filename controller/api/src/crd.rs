@@ -22,9 +22,11 @@ pub enum CrdError {
 }
 
 /// All definitions.
-#[must_use]
-pub fn all() -> Vec<CustomResourceDefinition> {
-    vec![
+///
+/// # Errors
+/// The serializer's own.
+pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
+    let derived = [
         RdmaTenant::crd(),
         RdmaNetwork::crd(),
         RdmaNicClass::crd(),
@@ -32,7 +34,34 @@ pub fn all() -> Vec<CustomResourceDefinition> {
         RdmaNode::crd(),
         RdmaIPBlock::crd(),
         RdmaNic::crd(),
-    ]
+    ];
+    let bounded = |crd: CustomResourceDefinition| {
+        let mut value = serde_json::to_value(crd)?;
+        bound_numbers(&mut value);
+        Ok(serde_json::from_value(value)?)
+    };
+    derived.into_iter().map(bounded).collect()
+}
+
+/// API servers do not know these formats: without a maximum they store numbers that nobody can
+/// read, and then nobody can watch the kind (apiextensions-apiserver, `supportedFormats`).
+fn bound_numbers(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            let most = match map.get("format").and_then(Value::as_str) {
+                Some("uint8") => Some(u32::from(u8::MAX)),
+                Some("uint16") => Some(u32::from(u16::MAX)),
+                Some("uint32") => Some(u32::MAX),
+                _ => None,
+            };
+            if let Some(most) = most.filter(|_| !map.contains_key("maximum")) {
+                map.insert("maximum".to_owned(), f64::from(most).into());
+            }
+            map.values_mut().for_each(bound_numbers);
+        }
+        Value::Array(all) => all.iter_mut().for_each(bound_numbers),
+        _ => {}
+    }
 }
 
 /// The definition as a manifest; without its CEL rules for a server before 1.25.
@@ -67,7 +96,7 @@ pub fn files() -> Result<Vec<(String, String)>, CrdError> {
     let mut files = Vec::new();
     for (dir, cel) in [("base", true), ("no-cel", false)] {
         let mut list = String::new();
-        for crd in all() {
+        for crd in all()? {
             let name = format!("{}.yaml", crd.spec.names.plural);
             list += &format!("  - {name}\n");
             files.push((format!("{dir}/{name}"), manifest(&crd, cel)?));

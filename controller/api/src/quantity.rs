@@ -6,11 +6,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Error, Unexpected, Visitor};
+use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What the schema lets through; [`Quantity::from_str`] takes the same.
-const PATTERN: &str = "^[0-9]{1,19}([kMGTPE]|[KMGTPE]i)?$";
+/// What the schema lets through. Nothing of it is 2⁶³ or more, which nobody could read;
+/// [`Quantity::from_str`] takes a few more.
+const PATTERN: &str = "^([0-9]{1,18}|[0-9]{1,15}(k|Ki)|[0-9]{1,12}Mi?|[0-9]{1,9}Gi?|\
+                       [0-9]{1,6}Ti?|[0-9]{1,3}Pi?|[0-7]Ei?)$";
 
 /// Decimal and binary suffixes of the API's quantities.
 const SUFFIXES: [(&str, u64); 12] = [
@@ -30,9 +32,14 @@ const SUFFIXES: [(&str, u64); 12] = [
 
 /// A whole number that may carry a suffix. Written back as a plain number.
 ///
-/// Integers of the API are signed, so the largest is 2⁶³ − 1.
+/// Integers of the API are signed, so the largest is 2⁶³ − 1. An object may have been stored when
+/// its schema did not say so, and one that cannot be read keeps all of its kind from being watched:
+/// what is beyond an end is read as that end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Quantity(pub u64);
+
+/// The largest.
+const MOST: Quantity = Quantity(i64::MAX.cast_unsigned());
 
 /// A text that is no [`Quantity`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -90,18 +97,22 @@ impl<'de> Deserialize<'de> for Quantity {
             }
 
             fn visit_u64<E: Error>(self, number: u64) -> Result<Quantity, E> {
-                Quantity::new(number)
-                    .ok_or_else(|| E::invalid_value(Unexpected::Unsigned(number), &self))
+                Ok(Quantity::new(number).unwrap_or(MOST))
             }
 
             fn visit_i64<E: Error>(self, number: i64) -> Result<Quantity, E> {
-                u64::try_from(number)
-                    .map(Quantity)
-                    .map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
+                Ok(u64::try_from(number).map_or(Quantity(0), Quantity))
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Quantity, E> {
-                text.parse().map_err(E::custom)
+                let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+                let unit = text.strip_prefix(digits).unwrap_or_default();
+                let is_unit = unit.is_empty() || SUFFIXES.iter().any(|(known, _)| *known == unit);
+                let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+                match text.parse() {
+                    Err(_) if is_number && is_unit => Ok(MOST),
+                    read => read.map_err(E::custom),
+                }
             }
         }
         input.deserialize_any(Either)
@@ -118,7 +129,7 @@ impl JsonSchema for Quantity {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "x-kubernetes-int-or-string": true, "pattern": PATTERN })
+        json_schema!({ "x-kubernetes-int-or-string": true, "pattern": PATTERN, "minimum": 0 })
     }
 }
 
@@ -154,8 +165,20 @@ mod tests {
     fn json_has_both_forms() {
         assert_eq!(serde_json::from_str::<Quantity>("\"1Ki\"").unwrap(), Quantity(1024));
         assert_eq!(serde_json::from_str::<Quantity>("7").unwrap(), Quantity(7));
-        assert!(serde_json::from_str::<Quantity>("-7").is_err());
-        assert!(serde_json::from_str::<Quantity>("9223372036854775808").is_err());
+        for no_number in ["\"\"", "\"Gi\"", "\"-1\"", "\"1.5Gi\"", "\"1gi\"", "true", "[]"] {
+            assert!(serde_json::from_str::<Quantity>(no_number).is_err(), "{no_number}");
+        }
         assert_eq!(serde_json::to_string(&Quantity(1024)).unwrap(), "1024");
+    }
+
+    #[test]
+    fn what_is_beyond_an_end_is_read_as_that_end() {
+        let read = |json: &str| serde_json::from_str::<Quantity>(json).unwrap();
+        assert_eq!(read("-7"), Quantity(0));
+        for most in
+            ["9223372036854775808", "\"9999999999999999999\"", "\"9Ei\"", "\"99999999999Ti\""]
+        {
+            assert_eq!(read(most), MOST, "{most}");
+        }
     }
 }

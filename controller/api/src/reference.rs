@@ -25,7 +25,7 @@ value of a map. A field in bold must be there, where what it is in is.
 /// The serializer's own.
 pub fn markdown() -> Result<String, CrdError> {
     let mut text = HEAD.to_owned();
-    for crd in crd::all() {
+    for crd in crd::all()? {
         kind(&crd, &mut text)?;
     }
     Ok(text)

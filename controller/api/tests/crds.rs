@@ -12,8 +12,8 @@ use kube::CustomResourceExt as _;
 use kube::core::cel::{validate_cel, validate_cel_update};
 use serde_json::Value;
 use vhost_rdma_cluster_api::{
-    Cidr, Ipam, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec, RdmaNic, RdmaNicSpec,
-    Rnic, Soft, block_name, check, crd, reference,
+    Cidr, Ipam, Quantity, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec, RdmaNic,
+    RdmaNicSpec, Rnic, Soft, block_name, check, crd, reference,
 };
 
 fn checked_in() -> PathBuf {
@@ -42,7 +42,7 @@ fn the_reference_is_that_of_the_source() {
     let path = checked_in().join("../../docs/API.md");
     let (found, made) = (std::fs::read_to_string(&path).unwrap(), reference::markdown().unwrap());
     assert!(found == made, "{} is not what the source says: cargo xtask crds", path.display());
-    for crd in crd::all() {
+    for crd in crd::all().unwrap() {
         assert!(made.contains(&format!("\n## {}\n", crd.spec.names.kind)));
     }
     for rule in messages() {
@@ -51,6 +51,61 @@ fn the_reference_is_that_of_the_source() {
     assert!(made.contains("| **`pools[].name`** | string `^[a-z0-9]"), "{made}");
     let undescribed: Vec<&str> = made.lines().filter(|line| line.ends_with("|  |")).collect();
     assert!(undescribed.is_empty(), "no meaning: {undescribed:#?}");
+}
+
+/// Numbers of a schema without both ends.
+fn without_ends(schema: &Value, path: &str, found: &mut Vec<String>) {
+    let Value::Object(map) = schema else {
+        if let Value::Array(all) = schema {
+            all.iter().for_each(|one| without_ends(one, path, found));
+        }
+        return;
+    };
+    let has = |key: &str| map.contains_key(key);
+    // Integers of JSON have no more than 64 bits in an API server.
+    let long = map.get("format").and_then(Value::as_str) == Some("int64");
+    let integer = map.get("type").and_then(Value::as_str) == Some("integer");
+    let number = integer && !long && !has("enum");
+    let either = has("x-kubernetes-int-or-string");
+    if number && !(has("minimum") && has("maximum")) || either && !has("minimum") {
+        found.push(path.to_owned());
+    }
+    map.iter().for_each(|(key, value)| without_ends(value, &format!("{path}.{key}"), found));
+}
+
+/// An API server stores what the schema lets through, whatever its format says; and of a kind that
+/// has one object that cannot be read nothing can be watched.
+#[test]
+fn every_number_has_both_ends_and_those_of_an_older_schema_are_read() {
+    for crd in crd::all().unwrap() {
+        let mut found = Vec::new();
+        let schema = &crd.spec.versions[0].schema;
+        without_ends(&serde_json::to_value(schema).unwrap(), &crd.spec.names.kind, &mut found);
+        assert!(found.is_empty(), "{found:#?}");
+    }
+    let stored = |limits: Value| -> RdmaNic {
+        let spec = serde_json::json!({ "network": "blue", "limits": limits });
+        let metadata = serde_json::json!({ "name": "n" });
+        let nic = serde_json::json!({
+            "apiVersion": "vhost-rdma.io/v1alpha1", "kind": "RdmaNic", "metadata": metadata,
+            "spec": spec,
+        });
+        serde_json::from_value(nic).unwrap()
+    };
+    let limits = stored(serde_json::json!({
+        "maxQps": 5_000_000_000_u64, "maxCqs": -1, "maxMrs": 7, "maxAhs": null, "maxMrBytes": -1,
+        "maxGuestBytes": "9999999999999999999E",
+    }))
+    .spec
+    .limits;
+    assert_eq!(
+        (limits.max_qps, limits.max_cqs, limits.max_mrs),
+        (Some(u32::MAX), Some(0), Some(7))
+    );
+    assert_eq!((limits.max_ahs, limits.max_pds), (None, None));
+    let bytes = |quantity: Option<Quantity>| quantity.unwrap().0;
+    assert_eq!(bytes(limits.max_mr_bytes), 0);
+    assert_eq!(bytes(limits.max_guest_bytes), i64::MAX.cast_unsigned());
 }
 
 /// Whether nothing of a pattern repeats without end.
@@ -106,7 +161,7 @@ fn find<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a Value>) {
 #[test]
 fn an_old_server_gets_no_rules_and_the_same_schema_otherwise() {
     let mut rules = 0;
-    for kind in crd::all() {
+    for kind in crd::all().unwrap() {
         let with = crd::manifest(&kind, true).unwrap();
         let without = crd::manifest(&kind, false).unwrap();
         rules += with.matches("x-kubernetes-validations").count();
@@ -120,7 +175,7 @@ fn an_old_server_gets_no_rules_and_the_same_schema_otherwise() {
 
 #[test]
 fn every_kind_can_be_typed_and_watched() {
-    for kind in crd::all() {
+    for kind in crd::all().unwrap() {
         let names = &kind.spec.names;
         assert!(names.short_names.as_ref().is_some_and(|s| !s.is_empty()), "{}", names.kind);
         assert_eq!(names.categories.as_deref(), Some(&["vhost-rdma".to_owned()][..]));
@@ -138,7 +193,7 @@ fn every_kind_can_be_typed_and_watched() {
 /// Structural schemas need a type everywhere, and conditions are merged by their type.
 #[test]
 fn conditions_are_a_map_and_no_field_is_of_any_type() {
-    for kind in crd::all() {
+    for kind in crd::all().unwrap() {
         let value = serde_json::to_value(&kind).unwrap();
         let mut conditions = Vec::new();
         find(&value, "conditions", &mut conditions);
@@ -154,7 +209,7 @@ fn conditions_are_a_map_and_no_field_is_of_any_type() {
 /// `kubectl apply -k` of 1.20 makes null of an empty text, and the API server refuses that.
 #[test]
 fn no_default_is_an_empty_text() {
-    for crd in crd::all() {
+    for crd in crd::all().unwrap() {
         let value = serde_json::to_value(&crd).unwrap();
         let mut defaults = Vec::new();
         find(&value, "default", &mut defaults);
@@ -182,7 +237,7 @@ fn on(fabric: &str) -> RdmaNetworkSpec {
 /// What the rules of all definitions say.
 fn messages() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for crd in crd::all() {
+    for crd in crd::all().unwrap() {
         let value = serde_json::to_value(&crd).unwrap();
         let mut rules = Vec::new();
         find(&value, "x-kubernetes-validations", &mut rules);
