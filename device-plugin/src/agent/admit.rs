@@ -38,10 +38,11 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         if !self.are_judged(ids).await {
             return Ok(());
         }
+        let before = self.state.lock().await.allocated.clone();
         let pod = self.pod_of(ids).await?;
         let admitted = async {
             self.admit(&pod, ids).await?;
-            self.name(&pod, ids).await
+            self.name(&pod, ids, &before).await
         };
         admitted.await.map_err(|fault| fault.message)
     }

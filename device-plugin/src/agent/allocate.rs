@@ -92,6 +92,9 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
                 .collect();
             if leftovers.is_empty() {
                 let gifts = self.give(&mut state, pool, &wanted).await?;
+                for id in gifts.keys() {
+                    *state.allocated.entry(id.clone()).or_default() += 1;
+                }
                 return self.respond(&state, pool, containers, &gifts);
             }
             let refused = |id: &str, error: &str| {

@@ -73,6 +73,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
 
     async fn attach(&self, asked: Attach) -> Result<Vec<Nic>, api::Fault> {
         bounded(&asked)?;
+        let before = self.state.lock().await.allocated.clone();
         let listing = self.kubelet.list().await.map_err(later)?;
         let witness = Witness { holdings: listing.holdings, checkpoint: self.kubelet.checkpoint() };
         let meant = {
@@ -80,13 +81,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             ownership::wanted(&state, &state.pools, &asked, &witness)?
         };
         self.admit(&asked.pod, &meant).await?;
-        self.name(&asked.pod, &meant).await?;
+        self.name(&asked.pod, &meant, &before).await?;
         // Twice: what an earlier sandbox left is undone without the lock, then everything is looked
         // at again.
         for last in [false, true] {
             let mut state = self.state.lock().await;
             let pools = Arc::clone(&state.pools);
             let ids = ownership::wanted(&state, &pools, &asked, &witness)?;
+            ownership::unchanged(&state, &ids, &before)?;
             let stale: Vec<String> =
                 ids.iter().filter(|id| has_stale(&state, id, &asked)).cloned().collect();
             if stale.is_empty() {

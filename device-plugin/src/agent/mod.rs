@@ -161,6 +161,8 @@ struct State {
     missing: BTreeMap<String, Missing>,
     /// Pods with something of ours that this run of the kubelet has listed.
     seen: (Run, BTreeSet<PodKey>),
+    /// How often each ID was allocated in this run.
+    allocated: Allocated,
     /// Pools whose NICs the daemon refused to make: why, and when.
     refused: BTreeMap<String, (String, Instant)>,
     /// When the agent began.
@@ -188,6 +190,9 @@ impl State {
         self.daemon.instance.is_none() && self.began.elapsed() < self.start
     }
 }
+
+/// How often IDs were allocated.
+type Allocated = BTreeMap<String, u64>;
 
 #[derive(Debug, Clone, Copy)]
 struct Missing {
@@ -294,6 +299,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             networks: BTreeSet::new(),
             missing: BTreeMap::new(),
             seen: (Run::default(), BTreeSet::new()),
+            allocated: Allocated::new(),
             refused: BTreeMap::new(),
             began: Instant::now(),
             forgotten: BTreeMap::new(),

@@ -30,7 +30,7 @@ use vhost_rdma_cluster_api::{MIRROR, NodeNic, RdmaNic};
 
 use super::admit::{PATIENCE, is_judged};
 use super::refusal::fault;
-use super::{Agent, Server, State};
+use super::{Agent, Allocated, Server, State, ownership};
 use crate::daemon::{Daemon, session_word};
 use crate::grant::nic_name;
 use crate::holders::Kubelet;
@@ -46,8 +46,14 @@ const LOOK: Duration = Duration::from_secs(5);
 type Given = BTreeMap<String, RdmaNic>;
 
 impl<D: Daemon, K: Kubelet> Agent<D, K> {
-    /// Gives those of these NICs their names that the pod has names for.
-    pub(super) async fn name(&self, pod: &Pod, ids: &[String]) -> Result<(), api::Fault> {
+    /// Gives those of these NICs their names that the pod has names for, if they are the pod's
+    /// still: `before` is from before anybody was asked whose they are.
+    pub(super) async fn name(
+        &self,
+        pod: &Pod,
+        ids: &[String],
+        before: &Allocated,
+    ) -> Result<(), api::Fault> {
         let (unasked, known) = {
             let state = self.state.lock().await;
             let known = pod.uid.clone().or_else(|| self.uid_of(&state, ids));
@@ -66,7 +72,7 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
             Err(why) => Err(fault(FaultKind::BadRequest, why)),
         };
         let done = match named {
-            Ok(given) => self.give_names(pod, &who, &unasked, &given).await,
+            Ok(given) => self.give_names(pod, &who, (&unasked, before), &given).await,
             Err(fault) => Err(fault),
         };
         if let Err(fault) = &done
@@ -186,10 +192,14 @@ impl<D: Daemon, K: Kubelet> Agent<D, K> {
         &self,
         pod: &Pod,
         who: &Claimant,
-        asked: &BTreeSet<String>,
+        (asked, allocated): (&BTreeSet<String>, &Allocated),
         given: &Given,
     ) -> Result<(), api::Fault> {
         let mut state = self.state.lock().await;
+        if let Err(fault) = ownership::unchanged(&state, asked, allocated) {
+            self.owe(&mut state, who, given.values().cloned());
+            return Err(fault);
+        }
         let pools = std::sync::Arc::clone(&state.pools);
         let there = |state: &State, id: &String, nic: &RdmaNic| {
             state.ledger.get(id).is_some_and(|slot| slot.grant.is_some())

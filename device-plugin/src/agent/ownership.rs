@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 use vhost_rdma_agent_api as api;
 use vhost_rdma_agent_api::{Attach, Checkpoint, FaultKind, State as Progress};
 
-use super::State;
 use super::allocate::granted_as;
 use super::refusal::fault;
+use super::{Allocated, State};
 use crate::holders::Holding;
 use crate::ledger::Owner;
 use crate::pool::{Pool, Pools};
@@ -23,6 +23,23 @@ use crate::pool::{Pool, Pools};
 pub(super) struct Witness {
     pub(super) holdings: Vec<Holding>,
     pub(super) checkpoint: Option<Checkpoint>,
+}
+
+/// Sees that nobody was allocated any of these since: a pod that was deleted while its attachment
+/// was under way may have lost them to another, of whom the kubelet said nothing then.
+pub(super) fn unchanged<'a>(
+    state: &State,
+    ids: impl IntoIterator<Item = &'a String>,
+    before: &Allocated,
+) -> Result<(), api::Fault> {
+    let mut ids = ids.into_iter();
+    match ids.find(|id| state.allocated.get(*id) != before.get(*id)) {
+        None => Ok(()),
+        Some(id) => {
+            let message = format!("{id} was allocated again meanwhile");
+            Err(fault(FaultKind::TryAgain, message))
+        }
+    }
 }
 
 enum Verdict {

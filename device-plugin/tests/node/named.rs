@@ -17,6 +17,7 @@ use vhost_rdma_agent_api::{Reply, Request};
 use vhost_rdma_proto::v1::Session;
 
 use crate::cluster::{given, led, object, report, same, starts};
+use crate::daemon::Late;
 use crate::world::{World, attach};
 
 const MAC: &str = "02:00:00:00:00:77";
@@ -33,6 +34,8 @@ struct Objects {
     taken: u32,
     /// Readers of a NIC wait here for each other.
     together: Option<Arc<Barrier>>,
+    /// The next reader of a pod is answered when it is told to be.
+    late: Option<Arc<Late>>,
 }
 
 #[derive(Clone)]
@@ -177,6 +180,13 @@ async fn answered(
         // Both have read; what comes later does not wait.
         barrier.wait().await;
         objects.lock().unwrap().together = None;
+    }
+    if path.contains(&"pods") {
+        let late = objects.lock().unwrap().late.take();
+        if let Some(late) = late {
+            late.asked.notify_one();
+            late.arrive.notified().await;
+        }
     }
     let answer = Response::builder().status(code).header("content-type", "application/json");
     Ok(answer.body(Full::new(Bytes::from(said.to_string()))).unwrap())
@@ -466,4 +476,29 @@ async fn what_is_said_of_an_object_concerns_no_other_nic() {
     starts(&world, "red-1").await.unwrap();
     assert_eq!(says(&world, 2, 2, Some(1)).await, 1);
     assert_eq!(nic(&world, "red-1").limits.unwrap().max_qps, 5);
+}
+
+/// A pod is deleted while it is asked for its names, and the kubelet gives its NIC to another.
+#[tokio::test]
+async fn a_nic_that_went_to_another_pod_meanwhile_becomes_nothing_of_the_first_ones() {
+    let (world, server) = one().await;
+    server.pod("p", Some("db"));
+    given(&world, "p", "red-0").await;
+    let late = Arc::new(Late::default());
+    server.objects().late = Some(Arc::clone(&late));
+    let agent = Arc::clone(world.agent());
+    let first = tokio::spawn(async move { agent.answer(Request::Attach(attach("p", "c1"))).await });
+    late.asked.notified().await;
+    world.kubelet.delete("p");
+    given(&world, "q", "red-0").await;
+    let before = nic(&world, "red-0");
+    late.arrive.notify_one();
+    let refused = first.await.unwrap();
+    assert!(matches!(&refused, Reply::Fault(fault) if fault.message.contains("allocated again")));
+    tended(&world).await;
+    assert_eq!((nic(&world, "red-0").mac, server.holder("db")), (before.mac, None));
+    world.settle().await;
+    server.pod("q", None);
+    let Reply::Nics(nics) = world.ask(Request::Attach(attach("q", "c2"))).await else { panic!() };
+    assert_eq!(nics.len(), 1, "it is the second one's");
 }
