@@ -3,9 +3,8 @@
 //!
 //! A change asks the network's process, which may be slow, or in the hands of a guest that took it
 //! over. With one lock for all, every other tenant would wait as long. So each network has a lock
-//! of its own, which is there while somebody wants it. What concerns all of them (another
-//! configuration, the end) takes the whole: it waits for every change under way, and those to come
-//! wait for it.
+//! of its own, which is there while somebody wants it. What concerns all of them (an upgrade, the
+//! end) takes the whole: it waits for every change under way, and those to come wait for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

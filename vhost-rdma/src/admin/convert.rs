@@ -209,6 +209,7 @@ pub(super) fn nic(view: NicView) -> v1::Nic {
         num_queues: num_queues.into(),
         interrupted: status.interrupted,
         worker: status.worker,
+        silent: status.silent,
     }
 }
 

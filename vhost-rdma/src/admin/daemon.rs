@@ -23,6 +23,7 @@ use crate::socket;
 use crate::turns::Turns;
 
 mod known;
+mod looks;
 mod peers;
 pub(super) mod reload;
 
@@ -455,7 +456,7 @@ impl<B: Backend> Daemon<B> {
                 .filter(|nic| network.is_none_or(|network| nic.network == network));
             wanted.map(|nic| (nic.clone(), known.broken.get(&nic.name).cloned())).collect()
         };
-        Ok(nics.into_iter().map(|(nic, broken)| self.view(nic, broken)).collect())
+        Ok(self.views(nics))
     }
 
     fn view(&self, config: NicConfig, broken: Option<String>) -> NicView {
@@ -472,6 +473,8 @@ impl<B: Backend> Daemon<B> {
     /// NICs that come back: they may be mounted into containers, which would go on looking at one
     /// that was removed.
     pub fn stop(&self) {
+        // Changes under way may wait for a process that answers nothing.
+        self.backend.ending();
         let _alone = self.turns.whole();
         let (registry, broken) = {
             let known = self.known();

@@ -1,7 +1,10 @@
 //! The configuration that is read again while the daemon runs: on SIGHUP, or when it is asked to.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinError;
 
 use super::daemon::reload::admin_access;
 use super::daemon::{Daemon, Reloaded};
@@ -34,8 +37,9 @@ pub type Reload = Box<dyn Fn() -> Result<Next, String> + Send + Sync>;
 pub(super) struct Reloading {
     read: Reload,
     admin_socket: PathBuf,
-    /// Held over a whole reload: one at a time.
     admin: Mutex<config::Access>,
+    /// One at a time; the others wait without a thread.
+    alone: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for Reloading {
@@ -47,16 +51,32 @@ impl std::fmt::Debug for Reloading {
 impl Reloading {
     /// Of a daemon with this admin socket, which `admin` may open now.
     pub(super) fn new(read: Reload, admin_socket: PathBuf, admin: config::Access) -> Self {
-        Self { read, admin_socket, admin: Mutex::new(admin) }
+        let (admin, alone) = (Mutex::new(admin), Arc::new(Semaphore::new(1)));
+        Self { read, admin_socket, admin, alone }
+    }
+
+    /// Does all of it when nobody else does. Who hangs up while it is done does not end it.
+    pub(super) async fn run<B: Backend>(
+        self: &Arc<Self>,
+        daemon: &Arc<Daemon<B>>,
+    ) -> Result<Result<Reloaded, String>, JoinError> {
+        // It is never closed.
+        let alone: Option<OwnedSemaphorePermit> = self.alone.clone().acquire_owned().await.ok();
+        let (own, daemon) = (Arc::clone(self), Arc::clone(daemon));
+        let work = move || {
+            let _alone = alone;
+            own.run_now(&daemon)
+        };
+        tokio::task::spawn_blocking(work).await
     }
 
     /// Reads everything, checks everything, and only then changes anything. What happened is in the
     /// log, too.
-    pub(super) fn run<B: Backend>(&self, daemon: &Daemon<B>) -> Result<Reloaded, String> {
+    fn run_now<B: Backend>(&self, daemon: &Arc<Daemon<B>>) -> Result<Reloaded, String> {
         let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
         let done = self.apply(daemon, &mut admin);
         match &done {
-            Ok(done) => tell(done),
+            Ok(done) => done.tell(),
             Err(why) => {
                 tracing::error!(%why, "the configuration was not taken over; nothing has changed");
             }
@@ -66,7 +86,7 @@ impl Reloading {
 
     fn apply<B: Backend>(
         &self,
-        daemon: &Daemon<B>,
+        daemon: &Arc<Daemon<B>>,
         admin: &mut config::Access,
     ) -> Result<Reloaded, String> {
         let next = (self.read)()?;
@@ -84,18 +104,5 @@ impl Reloading {
             }
         }
         Ok(done)
-    }
-}
-
-/// What reading the configuration again has done, for the log.
-fn tell(done: &Reloaded) {
-    let changed = |what| tracing::info!(%what, "configuration read again: changed");
-    let kept = |what| tracing::warn!(%what, "configuration read again: not changed");
-    let failed = |why| tracing::error!(%why, "configuration read again: failed");
-    done.changed.iter().for_each(changed);
-    done.kept.iter().for_each(kept);
-    done.failed.iter().for_each(failed);
-    if *done == Reloaded::default() {
-        tracing::info!("configuration read again: nothing has changed");
     }
 }

@@ -419,7 +419,7 @@ async fn until_asked<B: Backend>(
                 let (daemon, reloading) = (Arc::clone(&daemon), Arc::clone(&reloading));
                 tracing::info!(signal = "SIGHUP", "reading the configuration again");
                 // What comes of it is in the log.
-                tokio::task::spawn_blocking(move || drop(reloading.run(&daemon)));
+                tokio::spawn(async move { drop(reloading.run(&daemon).await) });
             }
         }
     };

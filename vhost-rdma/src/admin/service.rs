@@ -168,10 +168,7 @@ impl<B: Backend> Admin for Service<B> {
         &self,
         _: Request<v1::ReloadRequest>,
     ) -> Result<Response<v1::ReloadResponse>, Status> {
-        let reloading = Arc::clone(&self.reloading);
-        let daemon = Arc::clone(&self.daemon);
-        let done = tokio::task::spawn_blocking(move || reloading.run(&daemon)).await;
-        match done {
+        match self.reloading.run(&self.daemon).await {
             Ok(Ok(Reloaded { changed, kept, failed })) => {
                 Ok(Response::new(v1::ReloadResponse { changed, kept, failed }))
             }

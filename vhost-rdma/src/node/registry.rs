@@ -380,6 +380,38 @@ impl Registry {
         self.last_vni
     }
 
+    /// Takes over in what `new` differs from `old`, unless something of it is somebody else's here.
+    /// Peers stay as they are.
+    ///
+    /// # Errors
+    /// The first thing that is; nothing has changed.
+    pub(crate) fn adopt(&mut self, old: &Self, new: &Self) -> Result<(), Error> {
+        let mut own = self.clone();
+        let networks = new.networks.values();
+        for network in networks.filter(|network| old.networks.get(&network.name) != Some(network)) {
+            let owner = own.networks.values().find(|other| other.vni == network.vni);
+            if let Some(owner) = owner.filter(|owner| owner.name != network.name) {
+                let (vni, network) = (network.vni, owner.name.clone());
+                return Err(Error::VniTaken { vni, network });
+            }
+            own.networks.insert(network.name.clone(), network.clone());
+        }
+        let nics = new.nics.values();
+        for nic in nics.filter(|nic| old.nics.get(&nic.name) != Some(nic)) {
+            let other = own.nics.get(&nic.name).filter(|other| other.network != nic.network);
+            if let Some(other) = other {
+                let name = other.name.clone();
+                return Err(Error::NameTaken { what: "NIC", verb: "nic", name });
+            }
+            own.check_nic(nic)?;
+            own.put(nic.clone());
+        }
+        own.last_vni = own.last_vni.max(new.last_vni);
+        own.last_number = own.last_number.max(new.last_number);
+        *self = own;
+        Ok(())
+    }
+
     /// Has this network, and its NICs, be as they are there.
     pub(crate) fn take_network(&mut self, from: &Self, name: &str) {
         match from.networks.get(name) {

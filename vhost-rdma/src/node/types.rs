@@ -363,6 +363,8 @@ pub struct NicStatus {
     pub interrupted: bool,
     /// Why the session failed, in words for the operator.
     pub error: Option<String>,
+    /// The process that serves it does not answer.
+    pub silent: bool,
     /// Since the NIC was attached.
     pub counters: Counters,
     /// Now.

@@ -6,14 +6,14 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::cgroup::Cgroup;
 use super::child::hang_up;
 use super::outside::{Branch, Speaker};
-use super::state::State;
+use super::state::{Pending, State};
 use crate::aside::close_aside;
 use crate::network_process::{Answer, Numbered, Report, Request, Start, Wire, encode};
 use crate::store::Store;
@@ -38,13 +38,6 @@ pub(super) enum NoAnswer {
     Away(String),
     /// It was asked, and nobody knows how far it came; who was.
     Lost(String, Arc<Wire>),
-}
-
-/// A request that was sent, and whom it was sent to.
-pub(super) struct Pending {
-    id: u64,
-    wire: Arc<Wire>,
-    answered: Receiver<Answer>,
 }
 
 /// A change that the process was asked for.
@@ -224,9 +217,42 @@ impl Shared {
     }
 
     /// The second half: who carried it out.
-    pub(super) fn carried_out(&self, Change(pending): Change) -> Result<Arc<Wire>, Undone> {
-        match self.answer(&pending, PATIENCE) {
-            Ok(Answer::Done) => Ok(pending.wire),
+    pub(super) fn carried_out(&self, change: Change) -> Result<Arc<Wire>, Undone> {
+        let Change(pending) = change;
+        let answer = self.answer(&pending, PATIENCE);
+        self.outcome(answer, pending.wire)
+    }
+
+    /// The same for who waits no longer than this; nothing if that is not enough.
+    pub(super) fn carried_out_within(
+        &self,
+        Change(pending): &Change,
+        time: Duration,
+    ) -> Option<Result<Arc<Wire>, Undone>> {
+        let wire = pending.wire.clone();
+        let answer = match pending.answered.recv_timeout(time) {
+            Ok(answer) => Ok(answer),
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(NoAnswer::Lost("it died".to_owned(), wire.clone()))
+            }
+        };
+        Some(self.outcome(answer, wire))
+    }
+
+    /// Nobody waits for a change any more: who was asked for it is ended.
+    pub(super) fn give_up_on(&self, Change(pending): Change) -> Undone {
+        self.state().pending.remove(&pending.id);
+        undone(NoAnswer::Lost("it does not answer".to_owned(), pending.wire))
+    }
+
+    fn outcome(
+        &self,
+        answer: Result<Answer, NoAnswer>,
+        wire: Arc<Wire>,
+    ) -> Result<Arc<Wire>, Undone> {
+        match answer {
+            Ok(Answer::Done) => Ok(wire),
             Ok(Answer::Refused(why)) => Err(Undone::Refused(why)),
             Ok(_) => {
                 self.give_up();
@@ -242,20 +268,24 @@ impl Shared {
         state.wire.iter().chain(&state.starting).for_each(|wire| hang_up(wire));
     }
 
-    /// As [`Self::call`], for what is only shown.
+    /// As [`Self::call`], for what is only shown. A process that has not answered one such question
+    /// is not waited for again until it has.
     pub(super) fn glance(&self, request: Request) -> Option<Answer> {
         {
             let mut state = self.state();
             state.wire.as_ref()?;
-            let now = Instant::now();
-            if state.late_until.is_some_and(|until| until > now) {
+            if state.is_late() {
                 return None;
             }
-            state.late_until = None;
         }
-        let got = self.call((request, &[]), GLANCE, |_| ());
-        if got.is_err() {
-            self.state().late_until = Some(Instant::now() + GLANCE);
+        let pending = self.send((request, &[]), |_| ()).ok()?;
+        let got = pending.answered.recv_timeout(GLANCE);
+        let mut state = self.state();
+        let is_there = state.wire.as_ref().is_some_and(|wire| Arc::ptr_eq(wire, &pending.wire));
+        if matches!(got, Err(RecvTimeoutError::Timeout)) && is_there && !state.is_late() {
+            state.late = Some(pending);
+        } else {
+            state.pending.remove(&pending.id);
         }
         got.ok()
     }

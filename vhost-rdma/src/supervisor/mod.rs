@@ -31,6 +31,7 @@ mod record;
 mod renewal;
 mod restarts;
 mod seat;
+mod slow;
 mod state;
 
 use std::collections::BTreeMap;

@@ -35,6 +35,7 @@ use super::ledger::{Ledger, Whose};
 use super::lender::Lease;
 use super::outside::{Branch, OutsideProcess};
 use super::record::Record;
+use super::slow::Slow;
 use super::state::{Known, State};
 use crate::network_process::{Answer, Figures, Request, Start, Wire};
 use crate::node::{
@@ -52,6 +53,8 @@ const AGAIN: Duration = Duration::from_secs(5);
 const MOMENT: Duration = Duration::from_millis(10);
 /// How long a process has to say that a session is over whose NIC is about to be removed.
 const LAST_WORD: Duration = Duration::from_secs(1);
+/// How long who removes a NIC waits for the process to let go of it.
+const LET_GO: Duration = Duration::from_secs(2);
 /// How often a session whose process is away is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -62,6 +65,8 @@ type New = (u64, Held, Receiver<Ending>);
 pub(super) struct Network {
     shared: Arc<Shared>,
     keeper: Mutex<Option<JoinHandle<()>>>,
+    /// What it has not let go of yet.
+    slow: Slow,
 }
 
 fn trouble(why: String) -> AttachError {
@@ -72,7 +77,7 @@ impl Network {
     /// One without a keeper.
     #[cfg(test)]
     pub(super) fn of(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared), keeper: Mutex::default() }
+        Self { shared: Arc::new(shared), keeper: Mutex::default(), slow: Slow::default() }
     }
 
     /// Starts the network's process and waits until it is ready.
@@ -98,7 +103,7 @@ impl Network {
         let keeper = thread
             .spawn(move || keeper::run(&own))
             .map_err(|error| AttachError::io("start a thread", error))?;
-        let network = Self { shared, keeper: Mutex::new(Some(keeper)) };
+        let network = Self { shared, keeper: Mutex::new(Some(keeper)), slow: Slow::default() };
         match network.shared.ready() {
             Ok(()) => Ok(network),
             Err(why) => Err(trouble(format!("the network's process: {why}"))),
@@ -213,9 +218,8 @@ impl Network {
             let hardware = self.shared.branch.is_some() && is_there;
             (last, last || state.stopping || !is_there, hardware && !state.stopping)
         };
-        let request = Request::Remove(name.to_owned());
-        if !goes && let Err(why) = self.shared.change(request) {
-            tracing::error!(nic = name, why, "the NIC was not let go of in time");
+        if !goes {
+            self.let_go(name);
         } else if last && hardware {
             // It has to let go of the memory before. A process that does not see to it is ended,
             // and the kernel does: nobody else's changes wait for long.
@@ -226,6 +230,24 @@ impl Network {
             }
         }
         !last
+    }
+
+    /// Has the process let go of a NIC, and waits a moment for that.
+    fn let_go(&self, name: &str) {
+        let shared = &self.shared;
+        let done = shared.begin(Request::Remove(name.to_owned())).and_then(|change| {
+            match shared.carried_out_within(&change, LET_GO) {
+                Some(done) => done.map(drop),
+                None => {
+                    self.slow.wait(shared, name, change);
+                    Ok(())
+                }
+            }
+        });
+        if let Err(undone) = done {
+            let why = undone.why();
+            tracing::error!(nic = name, why, "the NIC was not let go of in time");
+        }
     }
 
     pub(super) fn update(&self, nic: &NicConfig) -> Result<(), AttachError> {
@@ -410,6 +432,7 @@ impl Network {
     pub(super) fn status(&self, name: &str) -> NicStatus {
         let answer = self.shared.glance(Request::Status(name.to_owned()));
         let mut state = self.shared.state();
+        let silent = answer.is_none() && state.wire.is_some();
         let trouble = match (&state.wire, &answer) {
             (None, _) => state.trouble.clone(),
             (Some(_), Some(Answer::Status(_))) => None,
@@ -420,6 +443,7 @@ impl Network {
             Some(Answer::Status(status)) => *status,
             _ => NicStatus { counters: known.now, ..NicStatus::default() },
         };
+        status.silent = silent;
         known.now = status.counters;
         status.counters = known.before.plus(&known.now);
         let refused = known.refused.as_ref().map(|why| {

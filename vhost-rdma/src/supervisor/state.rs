@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::time::Instant;
 
 use super::held::Held;
@@ -57,6 +57,21 @@ pub(super) struct Legacy {
     pub(super) nics: BTreeSet<String>,
 }
 
+/// A request that was sent, and whom it was sent to.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) id: u64,
+    pub(super) wire: Arc<Wire>,
+    pub(super) answered: Receiver<Answer>,
+}
+
+impl Pending {
+    /// There is no answer yet, and there may be one.
+    fn is_open(&self) -> bool {
+        matches!(self.answered.try_recv(), Err(TryRecvError::Empty))
+    }
+}
+
 /// What outlives a process.
 #[derive(Debug, Default)]
 pub(super) struct State {
@@ -82,8 +97,8 @@ pub(super) struct State {
     pub(super) pending: BTreeMap<u64, SyncSender<Answer>>,
     /// The last number that was given away.
     pub(super) last: u64,
-    /// It was late with an answer; it is not asked for what is only to be shown until then.
-    pub(super) late_until: Option<Instant>,
+    /// What was asked that is only to be shown, and is not answered yet.
+    pub(super) late: Option<Pending>,
     /// Whether another process is to stand by.
     pub(super) standby: Standby,
     /// What the process that is ending has left for the next one.
@@ -104,6 +119,14 @@ impl State {
     pub(super) fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
+    }
+
+    /// Whether the process owes an answer that it had time for.
+    pub(super) fn is_late(&mut self) -> bool {
+        if !self.late.as_ref().is_some_and(Pending::is_open) {
+            self.late = None;
+        }
+        self.late.is_some()
     }
 
     /// Whoever asks with this number gets the answer there.
@@ -153,7 +176,7 @@ impl State {
             self.standby = Standby::No;
         }
         self.pending.clear();
-        self.late_until = None;
+        self.late = None;
         for (name, nic) in &mut self.nics {
             let now = std::mem::take(&mut nic.now);
             // What is handed on goes on counting where it was.

@@ -6,6 +6,9 @@ use super::*;
 /// What waits for nobody may take so long.
 const SOON: Duration = Duration::from_secs(3);
 
+/// How long the process has to let go of a NIC while somebody waits for that.
+const LET_GO: Duration = Duration::from_secs(2);
+
 /// Stands still until it is dropped.
 struct Stopped(Pid);
 
@@ -41,14 +44,25 @@ fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
     let daemon = &world.daemon;
     let red = processes(daemon)["red"];
     let stopped = Stopped::new(red);
+    let begin = Instant::now();
     std::thread::scope(|scope| {
-        let begin = Instant::now();
-        let first = scope.spawn(|| drop(daemon.run(&["nic", "rm", &e.name])));
+        // Who removes a NIC waits a moment: it is gone, and the process lets go of it in its time.
+        let removes = scope.spawn(|| {
+            daemon.run(&["nic", "rm", &e.name]);
+            begin.elapsed()
+        });
         std::thread::sleep(Duration::from_millis(300));
-        let mut slow = vec![
-            first,
-            scope.spawn(|| drop(daemon.run(&["nic", "add", "red-2", "--network", "red"]))),
-        ];
+        // It is on its way, and its name is taken until it is gone.
+        match daemon.cli(&["nic", "add", &e.name, "--network", "net"]) {
+            Err(taken) => assert!(taken.contains(&e.name), "{taken}"),
+            // The machine was slower than that.
+            Ok(_) => {
+                assert!(removes.is_finished(), "its name is somebody else's already");
+                daemon.run(&["nic", "rm", &e.name]);
+            }
+        }
+        let mut slow =
+            vec![scope.spawn(|| drop(daemon.run(&["nic", "add", "red-2", "--network", "red"])))];
         // More than there are threads for calls.
         let set = || drop(daemon.run(&["nic", "set", &d.name, "--max-qps", "9"]));
         slow.extend((0..20).map(|_| scope.spawn(set)));
@@ -72,9 +86,8 @@ fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
         timed(&["network", "rm", "blue"]);
         timed(&["nic", "rm", "other"]);
         writes(&mut ends, 1);
-        // It is on its way, and its name is taken until it is gone.
-        let taken = daemon.cli(&["nic", "add", &e.name, "--network", "net"]);
-        assert!(taken.as_ref().is_err_and(|why| why.contains(&e.name)), "{taken:?}");
+        let took = removes.join().expect("it is done");
+        assert!(took < LET_GO + SOON * patience(), "the end of a NIC took {took:?}");
         assert!(slow.iter().all(|thread| !thread.is_finished()), "nothing was held up");
         gone.iter_mut().for_each(|client| drop(client.wait()));
         drop(stopped);
@@ -86,6 +99,44 @@ fn a_process_that_answers_nothing_holds_up_its_own_network_alone() {
     writes(&mut pair(&c, &d), 2);
     daemon.run(&["nic", "show", "red-2"]);
     assert!(daemon.cli(&["nic", "show", &e.name]).is_err());
+}
+
+/// What the file says of the one network comes late, and is said; others do not wait.
+#[test]
+fn the_configuration_is_read_again_beside_a_network_that_answers_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("config.toml");
+    let write = |qps: u32| {
+        let of = |name: &str, vni: u32| {
+            format!(
+                "[[networks]]\nname='{name}'\nvni={vni}\n\
+                 [[nics]]\nname='of-{name}'\nnetwork='{name}'\nlimits={{max_qps={qps}}}\n"
+            )
+        };
+        std::fs::write(&file, of("red", 300) + &of("blue", 301)).expect("a file");
+    };
+    write(5);
+    let args = vec!["--config".to_owned(), file.display().to_string()];
+    let options = DaemonOptions { processes: true, args, ..DaemonOptions::default() };
+    let world = World::with(&options, Duration::from_secs(120));
+    let daemon = &world.daemon;
+    let stopped = Stopped::new(processes(daemon)["red"]);
+    write(9);
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| (daemon.cli(&["reload"]), begin.elapsed()));
+        eventually("it has begun", || daemon.show_nic("of-blue")["limits"]["max_qps"] == 9);
+        let asked = Instant::now();
+        daemon.run(&["nic", "add", "other", "--network", "blue"]);
+        assert!(asked.elapsed() < SOON * patience(), "{:?}", asked.elapsed());
+        let (said, took) = reads.join().expect("it is done");
+        assert!(took < Duration::from_secs(5) + SOON * patience(), "{took:?}: {said:?}");
+        let said = said.expect_err("it is not in effect");
+        assert!(said.contains("network \"red\" does not answer"), "{said}");
+    });
+    // The file holds as soon as it answers.
+    drop(stopped);
+    eventually("it is told late", || daemon.log().contains("NIC \"of-red\" changed"));
 }
 
 /// More than there are threads for calls, each given up by who asked.

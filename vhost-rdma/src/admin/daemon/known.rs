@@ -36,12 +36,6 @@ impl Known {
         let planned = registry.clone();
         Self { registry, planned, broken: BTreeMap::new(), versions: BTreeMap::new() }
     }
-
-    /// Everything is as `registry` says, and nothing is on its way.
-    pub(super) fn replace(&mut self, registry: Registry) {
-        self.planned = registry.clone();
-        self.registry = registry;
-    }
 }
 
 impl<B: Backend> Daemon<B> {

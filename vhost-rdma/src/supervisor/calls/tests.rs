@@ -11,7 +11,7 @@ use super::super::record::Record;
 use super::*;
 use crate::aside::tests::slow;
 use crate::device::{Change, Piece, Place};
-use crate::network_process::VERSION;
+use crate::network_process::{VERSION, decode};
 use crate::node::Ending;
 use crate::telemetry::LogFormat;
 
@@ -166,4 +166,40 @@ fn a_change_that_is_lost_does_not_end_the_next_process() {
     next.set_hearing(Duration::from_millis(20)).unwrap();
     let heard = next.receive().map(|packet| packet.is_some());
     assert_eq!(heard.map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
+}
+
+#[test]
+fn a_process_that_owes_an_answer_is_not_waited_for_again() {
+    let shared = shared();
+    let (near, far) = Wire::pair().unwrap();
+    shared.state().wire = Some(Arc::new(near));
+    let far = Wire::new(far);
+    let ask = || {
+        let begin = Instant::now();
+        (shared.glance(Request::Figures).is_some(), begin.elapsed())
+    };
+    let answer = || {
+        let asked = far.receive().unwrap().unwrap();
+        let Numbered { id, .. } = decode(&asked.bytes).unwrap();
+        shared.take(Report::Answer(id, Answer::Done), (Vec::new(), false));
+    };
+    let (answered, took) = ask();
+    assert!(!answered && took >= GLANCE, "{took:?}");
+    for _ in 0..4 {
+        std::thread::sleep(GLANCE / 2);
+        let (answered, took) = ask();
+        assert!(!answered && took < GLANCE / 2, "{took:?}");
+    }
+    assert_eq!(shared.state().pending.len(), 1, "it was asked once");
+    // It has answered, and is asked again.
+    answer();
+    std::thread::scope(|scope| {
+        scope.spawn(answer);
+        assert!(ask().0);
+    });
+    assert!(shared.state().pending.is_empty() && !shared.state().is_late());
+    // Another process owes nothing.
+    assert!(!ask().0 && shared.state().is_late());
+    assert!(shared.state().mourn().is_empty());
+    assert!(!shared.state().is_late());
 }
