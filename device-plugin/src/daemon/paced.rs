@@ -5,6 +5,10 @@
 //! in it is left alone, each time for twice as long, and every call for it meanwhile fails at once.
 //! What was asked may still happen: the agent finds it when it looks again, as after a crash.
 //!
+//! A daemon says of its networks which do not answer. So a change of one that has a NIC begins with
+//! a look at that, which is short: who was silent when all was looked at last, and is still, is not
+//! asked at all, and who has just become so gets a second. A daemon of before does not say it.
+//!
 //! NICs that end may rightly take long, since their guests have the last word, so that is counted
 //! apart: a network whose VMM is slow to close still makes NICs.
 
@@ -35,6 +39,10 @@ impl Default for Pace {
     }
 }
 
+/// How long a network may be silent that was not before, and between two looks whether it is.
+const BRIEF: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(100);
+
 /// What is asked of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Work {
@@ -58,6 +66,8 @@ struct Known {
     rests: BTreeMap<(String, Work), Rest>,
     /// The network of each NIC.
     networks: BTreeMap<String, String>,
+    /// A NIC of each network, and whether that did not answer, when all was looked at last.
+    looks: BTreeMap<String, (String, bool)>,
 }
 
 /// A daemon whose networks cannot take each other's time.
@@ -84,6 +94,24 @@ impl<D: Daemon> Paced<D> {
         self.known().networks.get(nic).cloned().unwrap_or_else(|| format!("of {nic}"))
     }
 
+    /// Whether the daemon says that a network does not answer, and goes on saying so.
+    async fn says_nothing(&self, network: &str) -> bool {
+        let look = self.known().looks.get(network).cloned();
+        let Some((nic, silent)) = look else { return false };
+        let until = Instant::now() + BRIEF;
+        loop {
+            match tokio::time::timeout(self.pace.call, self.daemon.nic(&nic)).await {
+                Ok(Ok(nic)) if nic.silent && nic.network == network => {}
+                // It answers, or that says nothing of it.
+                _ => return false,
+            }
+            if silent || Instant::now() >= until {
+                return true;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     async fn ask<T>(
         &self,
         network: &str,
@@ -98,12 +126,18 @@ impl<D: Daemon> Paced<D> {
                 return Err(silent(network, left));
             }
         }
-        let Ok(answer) = tokio::time::timeout(self.pace.call, call).await else {
+        let begun = Instant::now();
+        let answer = if work == Work::Change && self.says_nothing(network).await {
+            None
+        } else {
+            tokio::time::timeout(self.pace.call, call).await.ok()
+        };
+        let Some(answer) = answer else {
             let length = rest.map_or(self.pace.rest, |rest| rest.length * 2);
             let length = length.min(self.pace.longest);
             self.known().rests.insert(key, Rest { until: Instant::now() + length, length });
             let error = silent(network, length);
-            tracing::error!(network, waited = ?self.pace.call, %error, "no answer in time");
+            tracing::error!(network, waited = ?begun.elapsed(), %error, "no answer in time");
             return Err(error);
         };
         // A daemon that is gone says nothing about a network.
@@ -127,6 +161,8 @@ impl<D: Daemon> Daemon for Paced<D> {
         let of = |nic: &v1::Nic| (nic.name.clone(), nic.network.clone());
         let mut known = self.known();
         known.networks = view.nics.values().map(of).collect();
+        let look = |nic: &v1::Nic| (nic.network.clone(), (nic.name.clone(), nic.silent));
+        known.looks = view.nics.values().map(look).collect();
         let now = Instant::now();
         let longest = self.pace.longest;
         // Whoever rested long ago, and was not asked since, may have been removed.

@@ -21,6 +21,8 @@ pub(crate) struct Table {
     pub(crate) hangs: Option<Arc<Notify>>,
     /// A network that answers no change.
     pub(crate) silent: Option<String>,
+    /// It says that it is.
+    pub(crate) says_silent: bool,
     /// How often that one was asked.
     pub(crate) unanswered: u32,
     /// Why it makes no NIC.
@@ -33,6 +35,15 @@ pub(crate) struct Table {
     pub(crate) told: Vec<bool>,
     /// How often it read its files.
     pub(crate) reloads: u32,
+}
+
+impl Table {
+    /// A NIC as the daemon shows it.
+    fn shown(&self, name: &str) -> Option<(String, v1::Nic)> {
+        let nic = self.nics.get(name)?.clone();
+        let silent = self.says_silent && self.silent.as_ref() == Some(&nic.network);
+        Some((name.to_owned(), v1::Nic { silent, ..nic }))
+    }
 }
 
 /// An answer that is on its way.
@@ -112,7 +123,7 @@ impl Daemon for FakeDaemon {
             let view = View {
                 instance: table.runs.to_string(),
                 version: "test".to_owned(),
-                nics: table.nics.clone(),
+                nics: table.nics.keys().filter_map(|name| table.shown(name)).collect(),
             };
             (view, table.late.take())
         };
@@ -226,7 +237,8 @@ impl Daemon for FakeDaemon {
     }
 
     async fn nic(&self, name: &str) -> Result<v1::Nic, DaemonError> {
-        self.read()?.nics.get(name).cloned().ok_or_else(|| DaemonError::NotFound(name.to_owned()))
+        let shown = self.read()?.shown(name).map(|(_, nic)| nic);
+        shown.ok_or_else(|| DaemonError::NotFound(name.to_owned()))
     }
 
     async fn remove_nic(&self, name: &str) -> Result<(), DaemonError> {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use vhost_rdma_agent::daemon::Pace;
 
+use crate::daemon::FakeDaemon;
 use crate::kubelet::eventually;
 use crate::world::{BLUE, CONFIG, World, config};
 
@@ -137,4 +138,48 @@ async fn limits_reach_nics_of_other_networks_while_one_is_silent() {
     world.start_agent(&text).await;
     world.settle().await;
     assert_eq!((qps(&world, "blue-0"), qps(&world, "blue-1")), (8, 8));
+}
+
+/// A daemon that says which networks do not answer: the kubelet admits no other pod while one is
+/// asked.
+#[tokio::test]
+async fn a_network_that_is_known_to_be_silent_is_not_waited_for_even_once() {
+    let mut world = two_networks(Duration::from_secs(3600)).await;
+    world.kill_agent().await;
+    world.pace.call = Duration::from_secs(5);
+    world.start_agent(&format!("{CONFIG}{RED}")).await;
+    world.allocate(&["blue-0"]).await.unwrap();
+    world.kubelet.give("p", BLUE, "blue-0");
+    world.settle().await;
+    let silent = |daemon: &FakeDaemon, is: bool| {
+        let mut table = daemon.table();
+        table.silent = is.then(|| "blue".to_owned());
+        table.says_silent = is;
+    };
+    // It has become silent since all was looked at last.
+    silent(&world.daemon, true);
+    let began = Instant::now();
+    let refused = world.allocate(&["blue-1"]).await.unwrap_err();
+    assert!(refused.contains("network \"blue\" of the daemon does not answer"), "{refused}");
+    assert!(began.elapsed() < world.pace.call / 2, "{:?}", began.elapsed());
+    // A daemon that it is the first to look at.
+    world.kill_agent().await;
+    world.start_agent(&format!("{CONFIG}{RED}")).await;
+    let began = Instant::now();
+    world.allocate(&["blue-1"]).await.unwrap_err();
+    assert!(began.elapsed() < Duration::from_millis(900), "{:?}", began.elapsed());
+    assert_eq!(world.daemon.table().unanswered, 0, "it is not asked at all");
+    red(&world, "red-0").await.unwrap();
+    // One that was slow for a moment is asked.
+    silent(&world.daemon, false);
+    world.kill_agent().await;
+    world.start_agent(&format!("{CONFIG}{RED}")).await;
+    silent(&world.daemon, true);
+    let daemon = world.daemon.clone();
+    let answers = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        silent(&daemon, false);
+    });
+    world.allocate(&["blue-1"]).await.unwrap();
+    answers.await.unwrap();
 }
