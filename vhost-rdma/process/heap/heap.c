@@ -153,9 +153,7 @@ static void give_small(void *ptr, uint32_t run, uint32_t index)
 
 static void refuse(void)
 {
-	ssize_t n = write(STDERR_FILENO, BAD_POINTER, sizeof(BAD_POINTER) - 1);
-
-	(void)n;
+	KERNEL(write, STDERR_FILENO, BAD_POINTER, sizeof(BAD_POINTER) - 1);
 	abort();
 }
 
@@ -400,12 +398,9 @@ static void in_parent(void)
 
 static void in_child(void)
 {
-	ssize_t n;
-
 	/* Without a copy the child would write into its parent's memory. */
 	if (!heap_become_copy()) {
-		n = write(STDERR_FILENO, CHILD_FAILS, sizeof(CHILD_FAILS) - 1);
-		(void)n;
+		KERNEL(write, STDERR_FILENO, CHILD_FAILS, sizeof(CHILD_FAILS) - 1);
 		_exit(127);
 	}
 	pthread_mutex_unlock(&lock);

@@ -9,6 +9,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/*
+ * Calls of descriptors are the kernel's own: another library that is preloaded may stand in the
+ * place of the C library's (librspreload does for close() and fcntl()), and allocate, which nobody
+ * can while the heap's lock is held.
+ */
+#define KERNEL(name, ...) syscall(SYS_##name, __VA_ARGS__)
 
 #define PAGE_SHIFT 12
 #define PAGE ((size_t)1 << PAGE_SHIFT)

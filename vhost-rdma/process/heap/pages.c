@@ -48,10 +48,10 @@ static int new_file(void)
 	/* Past the limit of a file's size comes a signal, and not an error alone (setrlimit(2)). */
 	if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur < HEAP)
 		return -1;
-	made = memfd_create("vhost-rdma-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (made >= 0 && (ftruncate(made, HEAP) ||
-			  fcntl(made, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))) {
-		close(made);
+	made = (int)KERNEL(memfd_create, "vhost-rdma-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (made >= 0 && (KERNEL(ftruncate, made, HEAP) ||
+			  KERNEL(fcntl, made, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))) {
+		KERNEL(close, made);
 		made = -1;
 	}
 	return made;
@@ -60,7 +60,7 @@ static int new_file(void)
 static void is_now(int made)
 {
 	file = made;
-	if (fstat(made, &file_is))
+	if (KERNEL(fstat, made, &file_is))
 		file = -1;
 }
 
@@ -69,7 +69,7 @@ int heap_file(void)
 {
 	struct stat is;
 
-	if (file < 0 || fstat(file, &is) || is.st_dev != file_is.st_dev ||
+	if (file < 0 || KERNEL(fstat, file, &is) || is.st_dev != file_is.st_dev ||
 	    is.st_ino != file_is.st_ino)
 		return -1;
 	return file;
@@ -108,7 +108,7 @@ bool heap_begin(void)
 err_tags:
 	munmap(heap_tags, PAGES * sizeof(*heap_tags));
 err_file:
-	close(made);
+	KERNEL(close, made);
 	return false;
 }
 
@@ -318,7 +318,7 @@ static bool copy_part(size_t from, size_t to)
 		return true;
 	}
 	for (; from < to; from += (size_t)n) {
-		n = pwrite(copy, heap_base + from, to - from, (off_t)from);
+		n = KERNEL(pwrite64, copy, heap_base + from, to - from, (off_t)from);
 		if (n <= 0)
 			return false;
 	}
@@ -334,7 +334,7 @@ static bool copy_bytes(int from_file, size_t from, size_t to, size_t *data)
 	while (from < to) {
 		if (from_file >= 0 && *data <= from) {
 			/* ENXIO: nothing more. */
-			at = lseek(from_file, (off_t)from, SEEK_DATA);
+			at = KERNEL(lseek, from_file, (off_t)from, SEEK_DATA);
 			*data = at < 0 ? HEAP : (size_t)at;
 		}
 		if (from_file >= 0 && *data >= to)
@@ -342,7 +342,7 @@ static bool copy_bytes(int from_file, size_t from, size_t to, size_t *data)
 		if (*data > from)
 			from = *data;
 		if (from_file >= 0) {
-			at = lseek(from_file, (off_t)from, SEEK_HOLE);
+			at = KERNEL(lseek, from_file, (off_t)from, SEEK_HOLE);
 			end = at >= 0 && (size_t)at < to ? (size_t)at : to;
 		}
 		if (!copy_part(from, end))
@@ -381,7 +381,7 @@ void heap_copy(void)
 		return;
 	/* No descriptor is left, or a file may not be so large: the child's heap is not shared. */
 	if (copy >= 0)
-		close(copy);
+		KERNEL(close, copy);
 	copy = -1;
 	memory = mmap(NULL, HEAP, PROT_READ | PROT_WRITE,
 		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -393,7 +393,7 @@ void heap_copy(void)
 void heap_drop_copy(void)
 {
 	if (copy >= 0)
-		close(copy);
+		KERNEL(close, copy);
 	if (spare)
 		munmap(spare, HEAP);
 	copy = -1;
@@ -415,7 +415,7 @@ bool heap_become_copy(void)
 		return done;
 	}
 	if (heap_file() >= 0)
-		close(file);
+		KERNEL(close, file);
 	if (copy >= 0)
 		is_now(copy);
 	else
