@@ -399,8 +399,11 @@ impl Machine {
         match (option, value.len()) {
             // Type of service, one byte.
             ((0, 0), 1) => id.traffic_class = value.first().copied().unwrap_or(0),
-            ((0, 1), 4) => id.reuse = word,
-            ((0, 2), 4) if id.own.is_none() => id.v6only = word,
+            // While they mean something (cma.c, rdma_set_reuseaddr(), rdma_set_afonly()).
+            ((0, 1), 4) if id.is_unbound() || word && id.state != State::Listening => {
+                id.reuse = word;
+            }
+            ((0, 2), 4) if id.state == State::Idle => id.v6only = word,
             // The own queue pair's timeout of acknowledgements (cma.c, rdma_set_ack_timeout()).
             ((0, 3), 1) if !id.space.is_datagram() => id.ack_timeout = value.first().copied(),
             ((0, _), _) => return Err(Status::INVAL),

@@ -160,6 +160,11 @@ impl Id {
             _kept: kept,
         }
     }
+
+    /// It has no address yet.
+    pub(super) const fn is_unbound(&self) -> bool {
+        matches!(self.state, State::Idle) && self.own.is_none()
+    }
 }
 
 /// What happened (`enum rdma_cm_event_type`).

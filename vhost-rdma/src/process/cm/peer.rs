@@ -150,7 +150,7 @@ impl Machine {
     ) -> Result<u32, Status> {
         let id = self.ids.get(&listener).ok_or(Status::NOENT)?;
         let (space, channel) = (id.space, id.channel.ok_or(Status::NOENT)?);
-        let (full, class) = (id.unanswered >= id.backlog, id.traffic_class);
+        let full = id.unanswered >= id.backlog;
         let session = self.session_of(Some(channel)).ok_or(Status::NOENT)?;
         if !self.has_room_for(session, whose) || full && !self.make_room(listener, whose) {
             return Err(Status::BUSY);
@@ -159,7 +159,8 @@ impl Machine {
         let Some(id) = self.ids.get_mut(&number) else { return Err(Status::NOMEM) };
         id.state = State::Wanted;
         id.listener = Some(listener);
-        id.traffic_class = class;
+        // That of who asks, as in the kernel; the listener's is of its own messages.
+        id.traffic_class = mad.traffic_class;
         (id.local, id.peer) = (mad.dest, mad.source);
         id.own = Some(super::layout::socket_address(&ends.dest, ends.dest_port));
         id.dest = Some(super::layout::socket_address(&ends.source, ends.source_port));
@@ -298,12 +299,10 @@ impl Machine {
         }
         id.state = State::Over;
         self.calm(number);
-        if status == 0 {
-            let said = Said::Datagram(qpn, qkey, self.way_of(number), private);
-            self.happened(number, Kind::Established, 0, said);
-        } else {
-            self.happened(number, Kind::Unreachable, status.into(), Said::Nothing);
-        }
+        // Also who refuses may say something.
+        let said = Said::Datagram(qpn, qkey, self.way_of(number), private);
+        let kind = if status == 0 { Kind::Established } else { Kind::Unreachable };
+        self.happened(number, kind, status.into(), said);
         self.forget_if_orphan(number);
     }
 

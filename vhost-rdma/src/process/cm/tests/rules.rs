@@ -102,6 +102,60 @@ fn a_datagram_service_is_found_or_not() {
     let refused = a.expects(Kind::Unreachable);
     assert_eq!((refused.id, refused.status), (other, 1));
     assert_eq!(a.ask(Command::Disconnect { id }), Err(Status::INVAL));
+    // Who refuses may say why (drivers/infiniband/core/cma.c, cma_sidr_rep_handler()).
+    let third = a.connect((4, Space::Udp), at(2, 5000), param(0x13, b""));
+    talk(&mut a, &mut b);
+    let request = b.expects(Kind::Request).id;
+    b.ask(Command::Reject { id: request, reason: 0, private: b"full".to_vec() }).unwrap();
+    talk(&mut a, &mut b);
+    let refused = a.expects(Kind::Unreachable);
+    assert_eq!((refused.id, refused.status), (third, 2));
+    let Said::Datagram(.., private) = refused.said else { panic!("words") };
+    assert_eq!((private.len(), &private[..4]), (136, &b"full"[..]));
+}
+
+/// As in the kernel: what a listener has said is of its own messages (cma.c).
+#[test]
+fn both_ends_have_the_type_of_service_of_who_asks() {
+    let (mut a, mut b) = (Host::new(1), Host::new(2));
+    let tos = |id, class| Command::SetOption { id, level: 0, name: 0, value: vec![class] };
+    let listener = b.listen(7, Space::Tcp, 80);
+    b.ask(tos(listener, 4)).unwrap();
+    let id = a.create(1, Space::Tcp);
+    a.ask(tos(id, 0x68)).unwrap();
+    a.ask(Command::Resolve { id, source: None, dest: at(2, 80) }).unwrap();
+    a.ask(Command::Route { id }).unwrap();
+    a.ask(Command::Connect { id, param: param(0x11, b"") }).unwrap();
+    talk(&mut a, &mut b);
+    let passive = b.expects(Kind::Request).id;
+    for (host, id) in [(&mut a, id), (&mut b, passive)] {
+        let Ok(Reply::Route(route)) = host.ask(Command::Query { id }) else { panic!("a route") };
+        assert_eq!(route.traffic_class, 0x68, "NIC {}", host.number);
+    }
+    let Ok(Reply::Attributes(to)) = b.ask(Command::QpAttr { id: passive, state: 2 }) else {
+        panic!("attributes")
+    };
+    assert_eq!(to.way.map(|way| way.traffic_class), Some(0x68));
+}
+
+/// Until when options of addresses may be set: cma.c, rdma_set_afonly() and rdma_set_reuseaddr().
+#[test]
+fn options_of_addresses_are_set_while_they_mean_something() {
+    let mut host = Host::new(1);
+    let id = host.create(1, Space::Tcp);
+    let set = |host: &mut Host, name, value: u32| {
+        let value = value.to_le_bytes().to_vec();
+        host.ask(Command::SetOption { id, level: 0, name, value })
+    };
+    let (reuse, v6only) = (1, 2);
+    host.ask(Command::Bind { id, address: "[::]:80".parse().unwrap() }).unwrap();
+    assert_eq!(set(&mut host, v6only, 1), Ok(Reply::Done), "it does not listen yet");
+    assert_eq!(set(&mut host, reuse, 0), Err(Status::INVAL), "others may have come by it");
+    assert_eq!(set(&mut host, reuse, 1), Ok(Reply::Done));
+    host.ask(Command::Listen { id, backlog: 0 }).unwrap();
+    for (name, value) in [(reuse, 0), (reuse, 1), (v6only, 0)] {
+        assert_eq!(set(&mut host, name, value), Err(Status::INVAL), "option {name}: {value}");
+    }
 }
 
 #[test]
