@@ -40,6 +40,7 @@ struct local_device {
 	struct verbs_device device;
 	char path[IBV_SYSFS_PATH_MAX];
 	uint64_t guid;
+	int index;
 };
 
 void vrdma_kick_ioctl(struct vrdma_context *ctx)
@@ -239,6 +240,8 @@ static struct verbs_context *open_socket(struct ibv_device *device, int cmd_fd, 
 	if (!ctx)
 		return NULL;
 	session = calloc(1, sizeof(*session));
+	if (session)
+		session->index = local->index;
 	ret = session ? vrdma_session_open(session, local->path, &ctx->vctx.context) : ENOMEM;
 	if (ret) {
 		open_failed(ctx, session, ret);
@@ -283,6 +286,7 @@ static struct verbs_device *alloc_device(struct verbs_sysfs_dev *found)
 		return NULL;
 	snprintf(local->path, sizeof(local->path), "%s", found->ibdev_path);
 	local->guid = found->node_guid;
+	local->index = found->ibdev_idx;
 	return &local->device;
 }
 
@@ -309,9 +313,12 @@ static int look(const char *path, uint64_t *guid)
 }
 
 /*
- * A socket that was named, and its number. libibverbs takes two devices with the same number for
- * the same one, whenever it was listed: so a number is never another socket's, and one that is
- * listed again has the number that it had.
+ * A socket that was named, and its number. libibverbs takes two devices with the same name and
+ * index for the same one, whenever it was listed: so a number is never another socket's, and one
+ * that is listed again has the number that it had. A device that was lost is another by its index,
+ * as one that a kernel's driver has registered anew: whoever keeps contexts (librdmacm does) finds
+ * that his is of none that there is any more. The same holds for a child of fork(), which has lost
+ * what its parent had.
  */
 struct named {
 	struct named *next;
@@ -320,6 +327,7 @@ struct named {
 	ino_t ino;
 	uint64_t guid;
 	int number;
+	int index;
 	bool given;	/* a device had the number; before that, whoever comes to the path has it */
 	bool listed;	/* in the listing under way, or the last */
 };
@@ -330,6 +338,7 @@ struct named {
 /* In order of their numbers. libibverbs lists devices in one thread at a time. */
 static struct named *all_named;
 static int next_number;
+static int next_index = FIRST_INDEX;
 
 /* File systems give the number of a file that is gone to another: the NIC is compared as well. */
 static bool is_same(const struct named *named, const struct stat *st, const uint64_t *guid)
@@ -357,7 +366,10 @@ static struct named *name(const char *path, const uint64_t *guid)
 			return NULL;
 		snprintf(named->path, sizeof(named->path), "%s", path);
 		named->number = next_number++;
+		named->index = next_index++;
 		*at = named;
+	} else if (vrdma_session_is_lost(named->index)) {
+		named->index = next_index++;
 	}
 	named->dev = st.st_dev;
 	named->ino = st.st_ino;
@@ -415,7 +427,7 @@ static void add(struct list_head *list, const char *path)
 	found->flags = VSYSFS_LOCAL | VSYSFS_READ_NODE_GUID;
 	found->driver_id = LOCAL_DRIVER_ID;
 	found->node_type = IBV_NODE_CA;
-	found->ibdev_idx = FIRST_INDEX + named->number;
+	found->ibdev_idx = named->index;
 	found->num_ports = 1;
 	found->abi_ver = VIRTIO_RDMA_UVERBS_ABI_VERSION;
 	snprintf(found->ibdev_path, sizeof(found->ibdev_path), "%s", path);

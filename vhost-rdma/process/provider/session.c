@@ -65,14 +65,16 @@ static void in_parent(void)
 
 static void in_child(void)
 {
-	struct vrdma_session *session;
+	struct vrdma_session **at, *session;
 
-	for (session = sessions; session; session = session->next) {
+	for (at = &sessions; (session = *at); at = &session->next) {
 		close_all(session);
 		vrdma_private_in_child(session);
 		session->socket = session->kick = -1;
 		session->events.put = -1;
 	}
+	/* And what the parent itself was left. */
+	*at = inherited;
 	inherited = sessions;
 	sessions = NULL;
 	vrdma_pages_after_fork(1);
@@ -115,6 +117,30 @@ const struct vrdma_session *vrdma_session_inherited(const struct ibv_context *co
 	lock_sessions();
 	for (session = inherited; session && session->context != context; session = session->next)
 		;
+	unlock_sessions();
+	return session;
+}
+
+static bool has_ended(const struct vrdma_session *session)
+{
+	struct pollfd end = { .fd = session->socket, .events = POLLRDHUP };
+
+	return poll(&end, 1, 0) == 1;
+}
+
+bool vrdma_session_is_lost(int index)
+{
+	const struct vrdma_session *session;
+
+	lock_sessions();
+	for (session = sessions; session; session = session->next) {
+		if (session->index == index && has_ended(session))
+			break;
+	}
+	if (!session) {
+		for (session = inherited; session && session->index != index;)
+			session = session->next;
+	}
 	unlock_sessions();
 	return session;
 }

@@ -7,6 +7,7 @@
 #define VRDMA_SESSION_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -77,6 +78,7 @@ struct vrdma_piece {
 struct vrdma_session {
 	struct vrdma_session *next;
 	struct ibv_context *context;
+	int index;			/* the device's; 0: a look at one */
 	int socket;
 	int kick;
 	int status;
@@ -109,6 +111,8 @@ void vrdma_session_close(struct vrdma_session *session);
 struct vrdma_session *vrdma_session_of(struct ibv_context *context);
 /* In a child of fork(): what the parent's was, which can be read and nothing else. */
 const struct vrdma_session *vrdma_session_inherited(const struct ibv_context *context);
+/* Whether a session of the device with this index has ended, or is a parent's. */
+bool vrdma_session_is_lost(int index);
 /* An errno. */
 int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
 	      const struct vrdma_answer *answer);

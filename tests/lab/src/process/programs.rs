@@ -125,7 +125,7 @@ grep -q XRC /tmp/said || { cat /tmp/said >&2; exit 1; }
 
 /// Programs of ours, each with what comes before it in the script; `fork` is a parent and its
 /// children, each with devices of its own.
-const OURS: [(&str, &str, &str); 9] = [
+const OURS: [(&str, &str, &str); 10] = [
     ("fork", "", "timeout 60 python3 /host/fork.py vhost_rdma0"),
     ("calls that answer as a kernel's", "", CALLS),
     ("the shared heap", "", "timeout 100 /host/process-heap"),
@@ -135,6 +135,7 @@ const OURS: [(&str, &str, &str); 9] = [
     ("memory that is not shared, all", "export VHOST_RDMA_PRIVATE=1", MEMORY),
     ("memory that hangs, beside a program that works", "", HANGS),
     ("asleep when the device goes", "", ASLEEP),
+    ("connections when the device is back", "", RETURNS),
 ];
 /// A program that sleeps while the device goes.
 const ASLEEP: &str = r#"/host/process-private vhost_rdma0 vhost_rdma1 asleep > /tmp/asleep & it=$!
@@ -142,6 +143,13 @@ for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -q asleep /tmp/asleep && break; d
 $KILL
 timeout 20 tail --pid=$it -f /dev/null
 wait $it || { cat /tmp/asleep >&2; exit 1; }
+"#;
+/// Memory that is freed is not what it was: a context that is gone is nobody's to use.
+const RETURNS: &str = r#"unset LD_PRELOAD; export MALLOC_PERTURB_=165
+/host/process-calls vhost_rdma0 returns > /tmp/returns 2>&1 & it=$!
+for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; grep -q listening /tmp/returns && break; done
+$KILL
+wait $it || { cat /tmp/returns >&2; exit 1; }
 "#;
 /// The network's process is killed: the one whose forefather is the run that this script is of.
 const KILL: &str = r#"parent() { sed -n 's/^PPid:[[:space:]]*//p' /proc/$1/status 2> /dev/null; }

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+/*
+ * A part of process-calls.c: connections of a program whose device was lost and is back, and of a
+ * child whose parent has some.
+ */
+#include <arpa/inet.h>
+
+/* The first NIC's, and a port that nobody else uses. */
+static struct sockaddr_in address_at(uint16_t port)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
+	const char *all = getenv("VHOST_RDMA_ADDRESSES");
+	char first[64] = "";
+
+	MUST(all && sscanf(all, "%63s", first) == 1 && inet_aton(first, &address.sin_addr));
+	return address;
+}
+
+struct listening {
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
+};
+
+static void end_listening(struct listening *it)
+{
+	if (it->id)
+		MUST(!rdma_destroy_id(it->id));
+	if (it->channel)
+		rdma_destroy_event_channel(it->channel);
+	memset(it, 0, sizeof(*it));
+}
+
+/* With a channel of its own; false: that, or the address, cannot be had. */
+static bool listens(struct listening *it, struct sockaddr_in at)
+{
+	memset(it, 0, sizeof(*it));
+	it->channel = rdma_create_event_channel();
+	if (it->channel && !rdma_create_id(it->channel, &it->id, NULL, RDMA_PS_TCP) &&
+	    !rdma_bind_addr(it->id, (struct sockaddr *)&at) && !rdma_listen(it->id, 1))
+		return true;
+	end_listening(it);
+	return false;
+}
+
+static void expects(struct rdma_event_channel *channel, enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event;
+
+	if (!readable(channel->fd, WAIT_MS))
+		fail("no %s", rdma_event_str(type));
+	MUST(!rdma_get_cm_event(channel, &event));
+	if (event->event != type)
+		fail("%s, not %s", rdma_event_str(event->event), rdma_event_str(type));
+	MUST(!rdma_ack_cm_event(event));
+}
+
+/* Asks for a connection with a listener of this process, which hears of it. */
+static void asks(struct listening *listener, struct sockaddr_in at)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_conn_param param = { .qp_num = 17 };
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	MUST(channel && !rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	MUST(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000));
+	expects(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	MUST(!rdma_resolve_route(id, 2000));
+	expects(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	MUST(id->verbs && !rdma_connect(id, &param));
+	MUST(readable(listener->channel->fd, WAIT_MS));
+	MUST(!rdma_get_cm_event(listener->channel, &event));
+	MUST(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	MUST(!rdma_reject(event->id, NULL, 0));
+	MUST(!rdma_destroy_id(event->id) && !rdma_ack_cm_event(event));
+	expects(channel, RDMA_CM_EVENT_REJECTED);
+	MUST(!rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
+}
+
+/*
+ * Whoever runs this ends the device's process once it listens. A channel that was made before is of
+ * a device that is gone, and may be ended at any time.
+ */
+static void returns(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(4001) };
+	struct listening everywhere, here, again;
+	struct ibv_context **found;
+	struct rdma_cm_event *event;
+	int tries, count = 0;
+
+	MUST(listens(&everywhere, any) && listens(&here, address_at(4002)));
+	printf("listening\n");
+	fflush(stdout);
+	MUST(readable(here.channel->fd, WAIT_MS));
+	MUST(rdma_get_cm_event(here.channel, &event) == -1 && errno == ENODEV);
+	/* With its last identifier, the device is a channel's alone. */
+	end_listening(&here);
+	for (tries = 0; !listens(&again, address_at(4002)); tries++) {
+		if (tries == WAIT_MS / 10)
+			fail("no connections though the device is back (errno %d)", errno);
+		usleep(10000);
+	}
+	asks(&again, address_at(4002));
+	found = rdma_get_devices(&count);
+	MUST(found && count > 0);
+	for (int i = 0; i < count; i++) {
+		struct ibv_port_attr port;
+
+		if (ibv_query_port(found[i], 1, &port))
+			fail("a device that is listed is lost");
+	}
+	rdma_free_devices(found);
+	MUST(rdma_get_cm_event(everywhere.channel, &event) == -1 && errno == ENODEV);
+	end_listening(&everywhere);
+	asks(&again, address_at(4002));
+	end_listening(&again);
+}
+
+static void in_child(uint16_t port, int generations)
+{
+	struct listening own;
+	pid_t pid = fork();
+	int status;
+
+	MUST(pid >= 0);
+	if (!pid) {
+		if (generations > 1)
+			in_child(port + 1, generations - 1);
+		if (!listens(&own, address_at(port)))
+			fail("generation %d has no connections (errno %d)", generations, errno);
+		asks(&own, address_at(port));
+		end_listening(&own);
+		_exit(0);
+	}
+	MUST(waitpid(pid, &status, 0) == pid && !status);
+}
+
+/* A child of fork() has no connections of its parent's, and makes its own; so does its child. */
+static void children(void)
+{
+	struct listening own;
+
+	MUST(listens(&own, address_at(4100)));
+	in_child(4101, 1);
+	in_child(4102, 3);
+	asks(&own, address_at(4100));
+	end_listening(&own);
+}
