@@ -13,6 +13,7 @@
 
 mod child;
 mod daemon;
+mod elf;
 mod nics;
 mod program;
 
@@ -141,8 +142,11 @@ pub fn run(wanted: &Wanted) -> Result<ExitCode, Fault> {
     let heap = std::env::var_os(SHARED_HEAP).is_none_or(|heap| heap != "0");
     let preloaded = heap.then_some(HEAP).into_iter().chain([FILES]);
     let preloaded = preloaded.map(|name| libraries.join(name)).filter(|path| path.exists());
-    let preloaded =
-        preloaded.map(PathBuf::into_os_string).collect::<Vec<_>>().join(OsStr::new(":"));
+    let mut preloaded: Vec<_> = preloaded.map(PathBuf::into_os_string).collect();
+    if let Some(first) = program::first_of_all(program).filter(|_| !preloaded.is_empty()) {
+        preloaded.insert(0, first.into());
+    }
+    let preloaded = preloaded.join(OsStr::new(":"));
     if !preloaded.is_empty() {
         command.env("LD_PRELOAD", before(Path::new(&preloaded), "LD_PRELOAD"));
     }

@@ -6,6 +6,8 @@ use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use super::elf::{self, loader};
+
 /// Why a program cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
@@ -28,8 +30,6 @@ pub enum Unfit {
 
 /// Bytes of a program that are looked at: its headers.
 const HEADERS: u64 = 64 << 10;
-/// `PT_INTERP` (elf(5)).
-const INTERP: u64 = 3;
 
 /// Where a file has its capabilities (capabilities(7)).
 const CAPABILITIES: &str = "security.capability";
@@ -52,29 +52,16 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     })
 }
 
-/// A little-endian number of so many bytes.
-fn number(bytes: &[u8], at: u64, size: usize) -> Option<u64> {
-    let at = usize::try_from(at).ok()?;
-    let field = bytes.get(at..at.checked_add(size)?)?;
-    Some(field.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
-}
+/// Runtimes of sanitizers, which have to be the first of a program's libraries: GCC's, and Clang's
+/// where they are not in the program itself.
+const SANITIZERS: [&str; 5] =
+    ["libasan.so.", "libhwasan.so.", "liblsan.so.", "libtsan.so.", "libclang_rt."];
 
-/// The loader that a 64-bit ELF program names; `Some(None)`: it names none.
-fn loader(bytes: &[u8]) -> Option<Option<&[u8]>> {
-    if !bytes.starts_with(b"\x7fELF\x02\x01") {
-        return None;
-    }
-    let (table, size) = (number(bytes, 32, 8)?, number(bytes, 54, 2)?);
-    for index in 0..number(bytes, 56, 2)? {
-        let at = table.checked_add(index.checked_mul(size)?)?;
-        if number(bytes, at, 4)? != INTERP {
-            continue;
-        }
-        let from = usize::try_from(number(bytes, at.checked_add(8)?, 8)?).ok()?;
-        let len = usize::try_from(number(bytes, at.checked_add(32)?, 8)?).ok()?;
-        return Some(bytes.get(from..from.checked_add(len)?));
-    }
-    Some(None)
+/// What has to be preloaded before anything else.
+pub(super) fn first_of_all(program: &OsStr) -> Option<String> {
+    let needed = elf::needed(&File::open(find(program)?).ok()?);
+    let is_one = |name: &String| SANITIZERS.iter().any(|one| name.starts_with(one));
+    needed.into_iter().find(is_one)
 }
 
 /// Looks at a program; a script is its interpreter's affair.

@@ -178,6 +178,26 @@ fn static_and_musl_programs_are_refused_and_not_started() {
     assert_eq!((usual.status, usual.out.as_str(), usual.err.as_str()), (7, "it ran\n", ""));
 }
 
+/// The runtime of a sanitizer wants to be the first library of a program, and ours are preloaded.
+#[test]
+fn programs_with_a_sanitizer_run_with_its_runtime_first() {
+    let place = Place::new();
+    let process = Path::new(env!("CARGO_MANIFEST_DIR")).join("process");
+    let library = |name: &str, sources: &[&str]| {
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-builtin", "-o"]);
+        cc.arg(place.dir.path().join(name)).args(sources.iter().map(|name| process.join(name)));
+        assert!(cc.args(["-lpthread", "-ldl"]).status().unwrap().success());
+    };
+    library("libvhost_rdma_heap.so", &["heap/heap.c", "heap/pages.c"]);
+    library("libvhost_rdma_files.so", &["files/files.c"]);
+    for options in [&[][..], &["-fsanitize=address"], &["-fsanitize=address", "-static-libasan"]] {
+        let program = compile(&place, "checked", "cc", options).unwrap();
+        let said: Said = place.command().args(["--", &program]).output().unwrap().into();
+        assert_eq!((said.status, said.out.as_str(), said.err.as_str()), (7, "it ran\n", ""));
+    }
+}
+
 /// What a shell starts is its own affair, and is not looked at: such a program runs as it would
 /// without us, and finds no device.
 #[test]
