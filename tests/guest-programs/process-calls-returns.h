@@ -54,28 +54,64 @@ static void expects(struct rdma_event_channel *channel, enum rdma_cm_event_type 
 	MUST(!rdma_ack_cm_event(event));
 }
 
-/* Asks for a connection with a listener of this process, which hears of it. */
-static void asks(struct listening *listener, struct sockaddr_in at)
-{
-	struct rdma_event_channel *channel = rdma_create_event_channel();
-	struct rdma_conn_param param = { .qp_num = 17 };
-	struct rdma_cm_event *event;
-	struct rdma_cm_id *id;
+static const struct rdma_conn_param no_qp = { .qp_num = 17 };
 
-	MUST(channel && !rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
-	MUST(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000));
-	expects(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
-	MUST(!rdma_resolve_route(id, 2000));
-	expects(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	MUST(id->verbs && !rdma_connect(id, &param));
+/* Asks for a connection with a listener of this process; what that gets. */
+static struct rdma_cm_id *request(struct listening *asker, struct listening *listener,
+				  struct sockaddr_in at)
+{
+	struct rdma_conn_param param = no_qp;
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *asked;
+
+	MUST((asker->channel = rdma_create_event_channel()));
+	MUST(!rdma_create_id(asker->channel, &asker->id, NULL, RDMA_PS_TCP));
+	MUST(!rdma_resolve_addr(asker->id, NULL, (struct sockaddr *)&at, 2000));
+	expects(asker->channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	MUST(!rdma_resolve_route(asker->id, 2000));
+	expects(asker->channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	MUST(asker->id->verbs && !rdma_connect(asker->id, &param));
 	MUST(readable(listener->channel->fd, WAIT_MS));
 	MUST(!rdma_get_cm_event(listener->channel, &event));
 	MUST(event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
-	MUST(!rdma_reject(event->id, NULL, 0));
-	MUST(!rdma_destroy_id(event->id) && !rdma_ack_cm_event(event));
-	expects(channel, RDMA_CM_EVENT_REJECTED);
-	MUST(!rdma_destroy_id(id));
-	rdma_destroy_event_channel(channel);
+	asked = event->id;
+	MUST(!rdma_ack_cm_event(event));
+	return asked;
+}
+
+/* What is asked for is refused, and both hear of it. */
+static void asks(struct listening *listener, struct sockaddr_in at)
+{
+	struct listening asker;
+	struct rdma_cm_id *asked = request(&asker, listener, at);
+
+	MUST(!rdma_reject(asked, NULL, 0));
+	MUST(!rdma_destroy_id(asked));
+	expects(asker.channel, RDMA_CM_EVENT_REJECTED);
+	end_listening(&asker);
+}
+
+/* Each of these hears once that its device is gone, then nothing comes any more. */
+static void hears_the_end(struct rdma_event_channel *channel, struct rdma_cm_id **ids, int count)
+{
+	struct rdma_cm_event *event;
+
+	for (int left = count; left; left--) {
+		int i = 0;
+
+		if (!readable(channel->fd, WAIT_MS))
+			fail("%d identifiers do not hear of the end", left);
+		if (rdma_get_cm_event(channel, &event))
+			fail("%d identifiers do not hear of the end (errno %d)", left, errno);
+		if (event->event != RDMA_CM_EVENT_DEVICE_REMOVAL || event->status != -ENODEV)
+			fail("%s, %d", rdma_event_str(event->event), event->status);
+		while (i < count && ids[i] != event->id)
+			i++;
+		MUST(i < count);
+		ids[i] = NULL;
+		MUST(!rdma_ack_cm_event(event));
+	}
+	MUST(rdma_get_cm_event(channel, &event) == -1 && errno == ENODEV);
 }
 
 /*
@@ -85,17 +121,23 @@ static void asks(struct listening *listener, struct sockaddr_in at)
 static void returns(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(4001) };
-	struct listening everywhere, here, again;
+	struct listening everywhere, here, asker, again;
+	struct rdma_conn_param param = no_qp;
 	struct ibv_context **found;
-	struct rdma_cm_event *event;
+	struct rdma_cm_id *asked;
 	int tries, count = 0;
 
 	MUST(listens(&everywhere, any) && listens(&here, address_at(4002)));
+	asked = request(&asker, &here, address_at(4002));
+	MUST(!rdma_accept(asked, &param));
+	expects(asker.channel, RDMA_CM_EVENT_CONNECT_RESPONSE);
 	printf("listening\n");
 	fflush(stdout);
-	MUST(readable(here.channel->fd, WAIT_MS));
-	MUST(rdma_get_cm_event(here.channel, &event) == -1 && errno == ENODEV);
+	hears_the_end(here.channel, (struct rdma_cm_id *[]){ here.id, asked }, 2);
+	hears_the_end(asker.channel, (struct rdma_cm_id *[]){ asker.id }, 1);
 	/* With its last identifier, the device is a channel's alone. */
+	MUST(!rdma_destroy_id(asked));
+	end_listening(&asker);
 	end_listening(&here);
 	for (tries = 0; !listens(&again, address_at(4002)); tries++) {
 		if (tries == WAIT_MS / 10)
@@ -112,7 +154,8 @@ static void returns(void)
 			fail("a device that is listed is lost");
 	}
 	rdma_free_devices(found);
-	MUST(rdma_get_cm_event(everywhere.channel, &event) == -1 && errno == ENODEV);
+	/* Who listens everywhere is of no device. */
+	hears_the_end(everywhere.channel, NULL, 0);
 	end_listening(&everywhere);
 	asks(&again, address_at(4002));
 	end_listening(&again);
