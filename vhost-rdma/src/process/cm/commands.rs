@@ -437,21 +437,34 @@ impl Machine {
         Ok(Reply::Number(group))
     }
 
-    /// Moves an identifier to another channel of its session, with its events.
+    /// Moves an identifier to another channel of its session, with its events; and who has asked
+    /// it, whom its program does not know yet.
     pub(super) fn migrate(&mut self, asker: Asker, number: u32) -> Result<Reply, Status> {
-        let id = self.id(asker, number)?;
-        let reported = id.reported;
-        let Some(before) = id.channel.replace(asker.channel) else { return Err(Status::NOENT) };
+        let reported = self.id(asker, number)?.reported;
+        let before = self.put(number, asker.channel).ok_or(Status::NOENT)?;
         if before == asker.channel {
             return Ok(Reply::Counts(reported, 0));
         }
-        for (channel, more) in [(before, false), (asker.channel, true)] {
-            if let Some(channel) = self.channels.get_mut(&channel) {
-                channel.ids = if more { channel.ids + 1 } else { channel.ids.saturating_sub(1) };
-            }
-        }
         let (events, tokens) = self.withdraw((before, number), |_| true);
-        events.into_iter().for_each(|event| self.push(asker.channel, event));
+        for event in events {
+            if event.kind == Kind::Request {
+                self.put(event.id, asker.channel);
+            }
+            self.push(asker.channel, event);
+        }
         Ok(Reply::Counts(reported, tokens))
+    }
+
+    /// Puts an identifier into a channel; which it was in.
+    fn put(&mut self, number: u32, channel: u32) -> Option<u32> {
+        let before = self.ids.get_mut(&number)?.channel.as_mut()?;
+        let before = std::mem::replace(before, channel);
+        if let Some(channel) = self.channels.get_mut(&before) {
+            channel.ids = channel.ids.saturating_sub(1);
+        }
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.ids += 1;
+        }
+        Some(before)
     }
 }

@@ -274,6 +274,33 @@ fn an_identifier_moves_with_its_events() {
     assert_eq!((event.kind, event.id), (Kind::Disconnected, passive));
 }
 
+/// Who has asked a listener goes where the listener goes, and is not of the channel that it left.
+#[test]
+fn a_listener_moves_with_those_who_have_asked() {
+    let (mut a, mut b) = (Host::new(1), Host::new(2));
+    let listener = b.listen(7, Space::Tcp, 80);
+    let active = a.connect((1, Space::Tcp), at(2, 80), param(0x11, b""));
+    talk(&mut a, &mut b);
+    let (before, after) = (b.asker, b.another_session(1));
+    assert_eq!(b.by(after, Command::Migrate { id: listener }), Ok(Reply::Counts(0, 0)));
+    b.machine.remove_channel(before, 0).unwrap();
+    talk(&mut a, &mut b);
+    assert_eq!(a.event(), None, "nobody has refused it");
+    b.asker = after;
+    let id = b.expects(Kind::Request).id;
+    b.ask(Command::Accept { id, uid: 2, param: Some(param(0x22, b"")) }).unwrap();
+    talk(&mut a, &mut b);
+    a.expects(Kind::Response);
+    a.ask(Command::Accept { id: active, uid: 0, param: None }).unwrap();
+    talk(&mut a, &mut b);
+    assert_eq!(b.expects(Kind::Established).id, id);
+    for host in [&mut a, &mut b] {
+        host.machine.end_session(1, 0);
+    }
+    talk(&mut a, &mut b);
+    assert!(b.machine.is_empty(), "{:?}", b.machine);
+}
+
 /// A peer that was started anew has another connection with the same queue pair.
 #[test]
 fn a_stale_connection_is_ended() {
