@@ -5,15 +5,21 @@
  */
 #include <arpa/inet.h>
 
-/* The first NIC's, and a port that nobody else uses. */
-static struct sockaddr_in address_at(uint16_t port)
+/* A NIC's, and a port that nobody else uses. */
+static struct sockaddr_in address_of(int nic, uint16_t port)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
 	const char *all = getenv("VHOST_RDMA_ADDRESSES");
-	char first[64] = "";
+	char each[2][64] = {};
 
-	MUST(all && sscanf(all, "%63s", first) == 1 && inet_aton(first, &address.sin_addr));
+	MUST(all && sscanf(all, "%63s %63s", each[0], each[1]) > nic);
+	MUST(inet_aton(each[nic], &address.sin_addr));
 	return address;
+}
+
+static struct sockaddr_in address_at(uint16_t port)
+{
+	return address_of(0, port);
 }
 
 struct listening {
@@ -23,11 +29,14 @@ struct listening {
 
 static void end_listening(struct listening *it)
 {
+	int error = errno;
+
 	if (it->id)
 		MUST(!rdma_destroy_id(it->id));
 	if (it->channel)
 		rdma_destroy_event_channel(it->channel);
 	memset(it, 0, sizeof(*it));
+	errno = error;
 }
 
 /* With a channel of its own; false: that, or the address, cannot be had. */
@@ -159,6 +168,37 @@ static void returns(void)
 	end_listening(&everywhere);
 	asks(&again, address_at(4002));
 	end_listening(&again);
+}
+
+/* A NIC that was not there when the program began. */
+static void appears(void)
+{
+	char *devices = getenv("VHOST_RDMA_DEVICES"), *second, both[512], later[64];
+	struct listening first, other;
+	int tries;
+
+	MUST(devices && (devices = strdup(devices)) && (second = strchr(devices, ':')));
+	*second++ = 0;
+	second[strcspn(second, ":")] = 0;
+	snprintf(later, sizeof(later), "/tmp/process-calls-later-%d", getpid());
+	snprintf(both, sizeof(both), "%s:%s", devices, later);
+	MUST(!setenv("VHOST_RDMA_DEVICES", both, 1));
+	MUST(listens(&first, address_of(0, 4200)));
+	MUST(!listens(&other, address_of(1, 4200)) && errno == EADDRNOTAVAIL);
+	MUST(!symlink(second, later));
+	for (tries = 0; !listens(&other, address_of(1, 4200)); tries++) {
+		if (tries == WAIT_MS / 20)
+			break;
+		usleep(10000);
+	}
+	MUST(!unlink(later));
+	if (!other.channel)
+		fail("a NIC that came later is not found");
+	asks(&other, address_of(1, 4200));
+	asks(&first, address_of(0, 4200));
+	end_listening(&other);
+	end_listening(&first);
+	free(devices);
 }
 
 static void in_child(uint16_t port, int generations)

@@ -89,7 +89,7 @@ static const struct test {
 	{ "others", others },	      { "large", large },
 	{ "channels", channels },     { "full", full },
 	{ "greedy", greedy },	      { "inlined", inlined },
-	{ "children", children },
+	{ "children", children },     { "appears", appears },
 };
 
 static bool passes(const struct test *test)

@@ -407,6 +407,27 @@ static void begin_names(void)
 		named->listed = false;
 }
 
+/*
+ * A device that this process has open is there, and has no need to be asked: it may have no room
+ * for one session more.
+ */
+static bool is_open(const char *path, uint64_t *guid)
+{
+	const struct named *named;
+	struct stat st;
+
+	if (stat(path, &st))
+		return false;
+	for (named = all_named; named; named = named->next) {
+		if (!named->listed && named->given && !strcmp(named->path, path) &&
+		    is_same(named, &st, NULL) && vrdma_session_is_live(named->index)) {
+			*guid = named->guid;
+			return true;
+		}
+	}
+	return false;
+}
+
 static void add(struct list_head *list, const char *path)
 {
 	struct verbs_sysfs_dev *found = calloc(1, sizeof(*found));
@@ -415,7 +436,7 @@ static void add(struct list_head *list, const char *path)
 
 	if (!found)
 		return;
-	there = !look(path, &found->node_guid);
+	there = is_open(path, &found->node_guid) || !look(path, &found->node_guid);
 	named = name(path, there ? &found->node_guid : NULL);
 	if (!there && getenv("IBV_SHOW_WARNINGS"))
 		fprintf(stderr, "libibverbs: Warning: %s is no socket of vhost-rdma, "

@@ -145,6 +145,19 @@ bool vrdma_session_is_lost(int index)
 	return session;
 }
 
+bool vrdma_session_is_live(int index)
+{
+	const struct vrdma_session *session;
+
+	lock_sessions();
+	for (session = sessions; session; session = session->next) {
+		if (session->index == index && !has_ended(session))
+			break;
+	}
+	unlock_sessions();
+	return session;
+}
+
 /* A child that is made from now on closes the socket. */
 static int session_begin(struct vrdma_session *session, struct ibv_context *context)
 {

@@ -111,8 +111,9 @@ void vrdma_session_close(struct vrdma_session *session);
 struct vrdma_session *vrdma_session_of(struct ibv_context *context);
 /* In a child of fork(): what the parent's was, which can be read and nothing else. */
 const struct vrdma_session *vrdma_session_inherited(const struct ibv_context *context);
-/* Whether a session of the device with this index has ended, or is a parent's. */
+/* Whether a session of the device with this index has ended, or is a parent's; and one goes on. */
 bool vrdma_session_is_lost(int index);
+bool vrdma_session_is_live(int index);
 /* An errno. */
 int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
 	      const struct vrdma_answer *answer);
