@@ -138,6 +138,7 @@ fn file_of(name: &str) -> PathBuf {
     match name.split_once('/') {
         Some(("models", file)) => root.join(format!("vhost-rdma/engine/src/nic/models/{file}.rs")),
         Some(("device", file)) => root.join(format!("vhost-rdma/src/device/{file}.rs")),
+        Some(("shard", file)) => root.join(format!("vhost-rdma/engine/src/shard/{file}.rs")),
         _ if name == "wrap" => root.join("vhost-rdma/engine/src/shard/tests/wrap.rs"),
         _ => root.join(format!("tests/virtual-guest/tests/{name}.rs")),
     }
@@ -145,7 +146,7 @@ fn file_of(name: &str) -> PathBuf {
 
 /// Not a test of the daemon's parts: of the daemon, over its socket.
 fn is_virtual_guests(name: &str) -> bool {
-    let of_parts = ["models/", "device/", "wrap::"];
+    let of_parts = ["models/", "device/", "shard/", "wrap::"];
     name.contains("::") && !of_parts.iter().any(|part| name.starts_with(part))
 }
 
