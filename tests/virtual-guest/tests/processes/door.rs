@@ -85,7 +85,7 @@ fn who_asks_while_there_is_no_daemon_gets_an_answer() {
 }
 
 /// Connects to `socket` again and again until told to stop: every time somebody listens.
-fn knock(socket: &std::path::Path, over: &AtomicBool, count: &AtomicU64) {
+fn knock(socket: &Path, over: &AtomicBool, count: &AtomicU64) {
     while !over.load(Ordering::Relaxed) {
         let came = UnixStream::connect(socket);
         assert!(came.is_ok(), "{}: {came:?}", socket.display());
