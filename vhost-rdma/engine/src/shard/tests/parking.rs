@@ -76,16 +76,23 @@ fn what_arrives_at_a_parked_nic_is_stamped_with_the_present() {
     assert_eq!((received.len(), received[0].timestamp.get()), (1, world.now));
 }
 
+/// Two guests that are awake, the second of which waits for a message; time has passed since the
+/// last round.
+fn awaited() -> (World, (Guest, Qp), (Guest, Qp)) {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+    b.post_receive(&mut qb, 1, &[]);
+    world.settle();
+    world.now += 5_000_000;
+    (world, (a, qa), (b, qb))
+}
+
 /// A NIC that has rest from its slow memory has peers that have none.
 #[test]
 fn what_arrives_at_a_nic_that_rests_is_stamped_with_the_present() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
-    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
-    b.post_receive(&mut qb, 1, &[]);
-    world.settle();
+    let (mut world, (a, mut qa), (b, mut qb)) = awaited();
     world.shard.strains.put(b.nic.0 as usize, Strain::resting(u64::MAX));
-    world.now += 5_000_000;
     a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[]);
     world.settle();
     let received = b.drain(&mut qb.cq);
@@ -95,12 +102,7 @@ fn what_arrives_at_a_nic_that_rests_is_stamped_with_the_present() {
 /// Whoever shrinks a CQ has what was posted executed at once, whenever the last round was.
 #[test]
 fn what_arrives_between_rounds_is_stamped_with_the_present() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
-    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
-    b.post_receive(&mut qb, 1, &[]);
-    world.settle();
-    world.now += 5_000_000;
+    let (mut world, (mut a, mut qa), (b, mut qb)) = awaited();
     a.post_send(&mut qa, wqe(opcode::SEND, SIGNALED, 1), &[]);
     qa.cq = world.resize(&mut a, &qa.cq.clone(), 128);
     let (sent, received) = (a.drain(&mut qa.cq), b.drain(&mut qb.cq));
