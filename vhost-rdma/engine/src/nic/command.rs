@@ -8,7 +8,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use virtio_rdma_abi as abi;
+use virtio_rdma_abi::{self as abi, attr_mask, qps};
 
 use crate::memory::{AddressSpace, Ring, Translation};
 
@@ -150,6 +150,29 @@ pub enum Command {
 }
 
 impl Command {
+    /// Whether it ends an object that work requests name, or the sends of a queue pair.
+    pub(crate) fn ends_something(&self) -> bool {
+        match self {
+            Self::AhDestroy(_)
+            | Self::ContextDestroy
+            | Self::MrDereg(_)
+            | Self::MwDealloc(_)
+            | Self::QpDestroy(_) => true,
+            Self::QpModify { attr, .. } => {
+                attr.mask.get() & attr_mask::STATE != 0 && attr.qp_state == qps::ERR
+            }
+            _ => false,
+        }
+    }
+
+    /// The queue pair whose sends it ends.
+    pub(crate) const fn queue_pair(&self) -> Option<u32> {
+        match self {
+            Self::QpDestroy(qpn) | Self::QpModify { qpn, .. } => Some(*qpn),
+            _ => None,
+        }
+    }
+
     /// What it brings of the guest's memory, with a part in that. The tables of a page list are
     /// large, and their end takes its time: whoever holds this lets go of them last.
     pub(crate) fn memory(&self) -> Option<[Option<Ring>; 2]> {

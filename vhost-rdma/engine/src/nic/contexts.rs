@@ -341,6 +341,18 @@ impl Contexts {
         true
     }
 
+    /// How many doorbell pages a context has.
+    pub(crate) fn pages_of(&self, ctx: u32) -> usize {
+        self.all.get(&ctx).map_or(0, |context| context.pages.len())
+    }
+
+    /// Looks at the doorbell page `number` of a context.
+    pub(crate) fn collect_of(&mut self, ctx: u32, number: usize, posts: &mut Vec<Post>) {
+        if let Some(&at) = self.all.get(&ctx).and_then(|context| context.pages.get(number)) {
+            self.collect_page(at, posts);
+        }
+    }
+
     /// Begins the last look before sleep: from now on every page has to be looked at.
     pub(crate) fn begin_look(&mut self) {
         self.look = self.order.walk();

@@ -74,6 +74,28 @@ impl<N: Nics> Execution<'_, N> {
         (true, more)
     }
 
+    /// A turn for each queue pair that has work, as long as there is time: a round would come too
+    /// late for it.
+    pub(crate) fn catch_up(
+        &mut self,
+        id: NicId,
+        first: Option<u32>,
+        now: Nanos,
+        budget: &mut Budget,
+    ) {
+        if let Some(qpn) = first {
+            self.settle_turn(id, qpn, budget, now);
+        }
+        let waiting = self.nic_mut(id).map_or(0, |nic| nic.run.len());
+        for _ in 0..waiting {
+            let Some(qpn) = self.nic_mut(id).and_then(|nic| nic.run.pop_front()) else { return };
+            self.run_qp(id, qpn, budget, now);
+            if budget.is_over(self.meter) {
+                return;
+            }
+        }
+    }
+
     fn fire_timers(&mut self, id: NicId, now: Nanos, budget: &mut Budget) {
         while let Some(nic) = self.nic_mut(id)
             && let Some((deadline, waiting)) = nic.timers.pop(now)

@@ -180,3 +180,45 @@ fn a_receive_counts_from_when_it_is_posted() {
         }
     }
 }
+
+/// Programs end what a send names as soon as it is posted, and an adapter has sent it by then: all
+/// that was posted before the command is sent, though no round has seen it.
+#[test]
+fn what_was_posted_before_something_ends_is_sent() {
+    const SENDS: usize = 20;
+    let end = |which, ah, a: &Guest, qp: &Qp| match which {
+        0 => Command::AhDestroy(ah),
+        1 => Command::MrDereg(a.key),
+        2 => Command::QpDestroy(qp.qpn),
+        3 => {
+            let attr = Box::new(crate::shard::testing::driver::state_attr(abi::qps::ERR));
+            Command::QpModify { qpn: qp.qpn, attr }
+        }
+        _ => Command::ContextDestroy,
+    };
+    for which in 0..5 {
+        let mut world = super::world();
+        let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+        let cq = world.cq(&mut b, 64);
+        let mut qb = world.qp_on(&mut b, (qpt::UD, 32, None), cq);
+        for attr in [init_attr(qpt::UD), rtr_attr(qpt::UD, (0, [0; 16])), rts_attr(qpt::UD)] {
+            world.modify(&b, &qb, attr).unwrap();
+        }
+        let cq = world.cq(&mut a, 64);
+        let mut qa = world.qp_on(&mut a, (qpt::UD, 32, None), cq);
+        for attr in [init_attr(qpt::UD), rtr_attr(qpt::UD, (0, [0; 16])), rts_attr(qpt::UD)] {
+            world.modify(&a, &qa, attr).unwrap();
+        }
+        let ah = handle(&mut world, &a, b.gid);
+        let to = b.alloc(4096);
+        (0..SENDS).for_each(|_| b.post_receive(&mut qb, 3, &[b.sge(to, 200)]));
+        world.settle();
+        let (from, _) = a.pattern(100, 1);
+        for _ in 0..SENDS {
+            a.post_send(&mut qa, datagram(ah, qb.qpn, 0x1111), &[a.sge(from, 100)]);
+        }
+        world.ok(&a, a.ctx, end(which, ah, &a, &qa));
+        world.settle();
+        assert_eq!(b.drain(&mut qb.cq).len(), SENDS, "end {which}");
+    }
+}
