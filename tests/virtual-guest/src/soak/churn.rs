@@ -25,19 +25,23 @@ const WAIT: Duration = Duration::from_secs(60);
 /// One round after the other.
 pub(super) fn run(a: &Node, b: &Node, shared: &Shared, mut dice: Dice) {
     while shared.goes_on() {
-        let (x, y) = (process(a), process(b));
-        match dice.roll(4) {
-            0 => datagrams(&x, &y, &mut dice),
-            1 => shared_receives(&x, &y, &mut dice),
-            _ => connected(&x, &y, &mut dice),
-        }
-        refused(&x, &mut dice);
-        x.ctx.destroy().expect("CONTEXT_DESTROY");
-        y.ctx.destroy().expect("CONTEXT_DESTROY");
-        for node in [a, b] {
-            while node.guest.async_event(Duration::ZERO).expect("the event queue").is_some() {}
-        }
+        shared.round(|| round(a, b, &mut dice));
         shared.rounds.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn round(a: &Node, b: &Node, dice: &mut Dice) {
+    let (x, y) = (process(a), process(b));
+    match dice.roll(4) {
+        0 => datagrams(&x, &y, dice),
+        1 => shared_receives(&x, &y, dice),
+        _ => connected(&x, &y, dice),
+    }
+    refused(&x, dice);
+    x.ctx.destroy().expect("CONTEXT_DESTROY");
+    y.ctx.destroy().expect("CONTEXT_DESTROY");
+    for node in [a, b] {
+        while node.guest.async_event(Duration::ZERO).expect("the event queue").is_some() {}
     }
 }
 

@@ -17,37 +17,41 @@ const PLUGGED: (u64, u64) = (0x1_0000_0000, 2 << 20);
 /// One life after the other.
 pub(super) fn run(place: &Vacancy, shared: &Shared, mut dice: Dice) {
     while shared.goes_on() {
-        let config = GuestConfig {
-            ram_bytes: 8 << 20,
-            timeout: super::PATIENCE,
-            memory_table: dice.coin(),
-            event_buffers: if dice.coin() { 48 } else { 0 },
-            ..GuestConfig::default()
-        };
-        // The last connection may not be over yet for the daemon; this one waits until it is.
-        let guest = Guest::connect(&place.socket, config).expect("a connection");
-        let mut node = Node::start(place.name.clone(), place.socket.clone(), guest, place.gid);
-        for _ in 0..1 + dice.roll(3) {
-            live(&node, &mut dice);
-            node = match dice.roll(4) {
-                0 => {
-                    node.guest.shutdown().expect("SHUTDOWN");
-                    begin(&node)
-                }
-                1 => {
-                    node.guest.reset().expect("a reset");
-                    begin(&node)
-                }
-                2 => {
-                    node.guest.pause_and_continue().expect("a pause");
-                    node
-                }
-                _ => node,
-            };
-        }
-        node.guest.disconnect();
+        shared.round(|| life(place, &mut dice));
         shared.lives.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+fn life(place: &Vacancy, dice: &mut Dice) {
+    let config = GuestConfig {
+        ram_bytes: 8 << 20,
+        timeout: super::PATIENCE,
+        memory_table: dice.coin(),
+        event_buffers: if dice.coin() { 48 } else { 0 },
+        ..GuestConfig::default()
+    };
+    // The last connection may not be over yet for the daemon; this one waits until it is.
+    let guest = Guest::connect(&place.socket, config).expect("a connection");
+    let mut node = Node::start(place.name.clone(), place.socket.clone(), guest, place.gid);
+    for _ in 0..1 + dice.roll(3) {
+        live(&node, dice);
+        node = match dice.roll(4) {
+            0 => {
+                node.guest.shutdown().expect("SHUTDOWN");
+                begin(&node)
+            }
+            1 => {
+                node.guest.reset().expect("a reset");
+                begin(&node)
+            }
+            2 => {
+                node.guest.pause_and_continue().expect("a pause");
+                node
+            }
+            _ => node,
+        };
+    }
+    node.guest.disconnect();
 }
 
 fn begin(node: &Node) -> Node {

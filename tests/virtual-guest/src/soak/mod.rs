@@ -3,7 +3,7 @@
 //! Two guests share objects of all kinds that are made, used and destroyed without end, in every
 //! order that is allowed and with every error that is not (`churn`), a third one comes and goes as
 //! VMs do (`lives`), and a connection of long standing moves verified data all the while
-//! (`traffic`). The daemon is sampled once a second. After a warm-up, in which allocators and
+//! (`traffic`). The daemon is sampled once a second, while nothing comes or goes. After a warm-up, in which allocators and
 //! tables reach their size, its memory, descriptors, threads and mappings must not grow; at the end
 //! it must know of no object, and no worker may have kept others waiting.
 
@@ -12,8 +12,9 @@ mod lives;
 mod report;
 mod traffic;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 pub use report::{Report, Row};
@@ -23,18 +24,23 @@ use crate::guest::GuestConfig;
 use crate::vitals::Vitals;
 use crate::world::World;
 
-/// Time between samples, and how many readings make one.
-///
-/// A connection that is up at the moment of a reading has some forty descriptors, and the third
-/// guest's comes and goes thirty times a second. So the middle of single readings says little: in
-/// one run of ten, the last quarter of a minute has more by chance. What counts is the least of
-/// many, which has what is there for good and little else. A leak raises the least as well.
+/// Time between samples.
 const SAMPLE: Duration = Duration::from_secs(1);
+/// How many readings make one, and the time between them.
+///
+/// A connection that is up has some forty descriptors and as many mappings, and the third guest's
+/// comes and goes thirty times a second. What a moment happens to show of that differed by eight in
+/// one run of twenty. So for a sample nobody begins another round, and the daemon has a while to
+/// let go of the last ones: what counts is the least of these readings.
 const READINGS: u32 = 12;
+const READING: Duration = Duration::from_millis(5);
 /// Time between lines of progress.
 const PROGRESS: Duration = Duration::from_secs(10);
 /// The part of the time that is warm-up, and the least that it is.
 const WARM_UP: (u32, Duration) = (10, Duration::from_secs(20));
+
+/// Time after which what is left of the last connection is left for good.
+const SETTLED: Duration = Duration::from_secs(10);
 
 /// What each thread waits between rounds: a soak of half an hour is no load test, and its machine
 /// has others to serve.
@@ -49,6 +55,8 @@ struct Shared {
     rounds: AtomicU64,
     lives: AtomicU64,
     messages: AtomicU64,
+    /// Whoever makes objects and connections holds it for a round; for a sample nobody does.
+    rounds_go_on: RwLock<()>,
 }
 
 impl Shared {
@@ -56,6 +64,12 @@ impl Shared {
     fn goes_on(&self) -> bool {
         std::thread::sleep(PAUSE);
         !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Does a round, when nothing is sampled.
+    fn round(&self, work: impl FnOnce()) {
+        let _goes_on = self.rounds_go_on.read().unwrap_or_else(PoisonError::into_inner);
+        work();
     }
 }
 
@@ -115,7 +129,7 @@ pub fn run(time: Duration, seed: u64) -> Report {
         ];
         let mut told = begin;
         while begin.elapsed() < time && !shared.stop.load(Ordering::Relaxed) {
-            let vitals = sample(&world, time.saturating_sub(begin.elapsed()), &shared.stop);
+            let vitals = sample(&world, time.saturating_sub(begin.elapsed()), &shared);
             samples.push(Sample { at: begin.elapsed(), vitals });
             if told.elapsed() >= PROGRESS {
                 told = Instant::now();
@@ -132,7 +146,7 @@ pub fn run(time: Duration, seed: u64) -> Report {
     for node in [&a, &b] {
         node.ctx.destroy().expect("CONTEXT_DESTROY");
     }
-    let left = world.daemon.objects();
+    let left = left(&world);
     for node in [&a, &b] {
         node.guest.disconnect();
     }
@@ -146,18 +160,33 @@ pub fn run(time: Duration, seed: u64) -> Report {
     )
 }
 
-/// The least of several readings; the first of them is made at once.
-fn sample(world: &World, left: Duration, stop: &AtomicBool) -> Vitals {
-    let pause = SAMPLE.min(left) / READINGS;
+/// Objects that are left. The daemon is given a while for the third guest's: it hears of the end of
+/// a connection later than whoever ended it goes on.
+fn left(world: &World) -> BTreeMap<&'static str, u64> {
+    let until = Instant::now() + SETTLED;
+    loop {
+        let left = world.daemon.objects();
+        if left.values().all(|count| *count == 0) || Instant::now() > until {
+            return left;
+        }
+        std::thread::sleep(READING);
+    }
+}
+
+/// What is there while nothing comes or goes, and then a pause.
+fn sample(world: &World, left: Duration, shared: &Shared) -> Vitals {
+    let began = Instant::now();
+    let quiet = shared.rounds_go_on.write().unwrap_or_else(PoisonError::into_inner);
     let mut least = world.daemon.vitals();
     for _ in 1..READINGS {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        std::thread::sleep(pause);
+        std::thread::sleep(READING);
         least = least.least(world.daemon.vitals());
     }
-    std::thread::sleep(pause);
+    drop(quiet);
+    let pause = SAMPLE.saturating_sub(began.elapsed()).min(left);
+    if !shared.stop.load(Ordering::Relaxed) {
+        std::thread::sleep(pause);
+    }
     least
 }
 
