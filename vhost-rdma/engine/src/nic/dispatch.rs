@@ -15,12 +15,6 @@
 //! commands come one after the other; another command in its place means that nobody waits for it
 //! any more. What may block is no step but a [`super::BlockingJob`], and [`Command::Continue`]
 //! comes when that is done.
-//!
-//! Commands and posts come by different ways, and a worker that slept, or that the host let wait,
-//! may find a command before the post that its driver made first. Programs destroy a handle, a key
-//! or a queue pair as soon as their last send is posted, without waiting for it (librdmacm's mckey
-//! does), and an adapter has sent it by then. So a command that ends something looks at the
-//! doorbells of its context first, and gives what was posted a turn ([`CATCH_UP`]).
 
 use super::budget::{Budget, cost};
 use super::contexts::KERNEL;
@@ -31,9 +25,6 @@ use super::verb::{CqResize, NewQp, Rereg, Verb};
 use super::work::{Begun, CommonWork, Work};
 use super::{Command, DeferredDrop, Nanos, Reply, Status, Step};
 use crate::memory::{AddressSpace, Ring};
-
-/// Time for what was posted before a command that ends something.
-const CATCH_UP: Nanos = 20_000;
 
 /// A NIC, with whatever its commands may change beside it.
 pub trait Executor {
@@ -51,9 +42,6 @@ pub trait Executor {
 
     /// Carries out, or begins, what only the backing can do.
     fn carry_out(&mut self, ctx: u32, verb: Verb) -> Result<Begun<Self::Backing>, Status>;
-
-    /// Gives queue pairs that have work a turn, `first` before all others.
-    fn catch_up(&mut self, first: Option<u32>, now: Nanos, budget: &mut Budget);
 
     /// Goes on with what [`Self::carry_out`] began; what is left of it, or what comes next. It
     /// returns itself only if the budget is over.
@@ -88,12 +76,6 @@ pub fn execute<E: Executor>(
     // It may be refused.
     nic.deferred_drops.extend(command.memory().map(DeferredDrop::new));
     let goes_on = matches!(command, Command::Continue);
-    if command.ends_something() {
-        let mut budget = nic.meter.budget_at(now, CATCH_UP);
-        if nic.look_at_context(ctx, &mut budget) {
-            executor.catch_up(command.queue_pair(), now, &mut budget);
-        }
-    }
     let found = if goes_on { executor.take_found() } else { None };
     let begun = found.unwrap_or_else(|| begin(executor, ctx, command));
     let step = begun.and_then(|begun| match begun {

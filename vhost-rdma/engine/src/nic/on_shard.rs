@@ -41,6 +41,9 @@ pub trait OnShard: Send + fmt::Debug {
     /// Looks at doorbells, where others' work waits (`brief`) at few; true if anything was posted.
     fn scan(&mut self, posts: &mut Vec<Post>, brief: bool) -> bool;
 
+    /// Looks at all doorbells of a context, if there is time; true if queue pairs have work by now.
+    fn look_at_context(&mut self, ctx: u32, posts: &mut Vec<Post>, budget: &mut Budget) -> bool;
+
     /// Begins the last look before nobody looks any more.
     fn begin_look(&mut self);
 
@@ -156,6 +159,10 @@ impl<P: Provider> OnShard for Nic<P> {
     #[inline]
     fn scan(&mut self, posts: &mut Vec<Post>, brief: bool) -> bool {
         Self::scan(self, posts, brief)
+    }
+
+    fn look_at_context(&mut self, ctx: u32, posts: &mut Vec<Post>, budget: &mut Budget) -> bool {
+        Self::look_at_context(self, ctx, posts, budget)
     }
 
     fn begin_look(&mut self) {

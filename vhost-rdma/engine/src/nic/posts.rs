@@ -19,18 +19,21 @@ impl<P: Provider> Nic<P> {
         self.take_posts(posts)
     }
 
-    /// Looks at all doorbells of a context, if there is time; true if queue pairs of the NIC have
-    /// work by now.
-    pub(crate) fn look_at_context(&mut self, ctx: u32, budget: &mut Budget) -> bool {
+    /// See [`super::on_shard::OnShard::look_at_context`].
+    pub(crate) fn look_at_context(
+        &mut self,
+        ctx: u32,
+        posts: &mut Vec<Post>,
+        budget: &mut Budget,
+    ) -> bool {
         if self.life != NicState::Ready {
             return false;
         }
-        let mut posts = Vec::new();
         for number in 0..self.contexts.pages_of(ctx) {
             posts.clear();
-            self.contexts.collect_of(ctx, number, &mut posts);
+            self.contexts.collect_of(ctx, number, posts);
             self.meter.charge(cost::DOORBELL_PAGE);
-            self.take_posts(&posts);
+            self.take_posts(posts);
             if budget.is_over(&self.meter) {
                 break;
             }

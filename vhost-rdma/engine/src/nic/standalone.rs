@@ -74,10 +74,6 @@ impl<P: Standalone> Executor for Nic<P> {
         P::carry_out(self, ctx, verb)
     }
 
-    fn catch_up(&mut self, _first: Option<u32>, now: Nanos, _budget: &mut Budget) {
-        P::run(self, now);
-    }
-
     fn work_on(&mut self, work: P::Work, budget: &mut Budget) -> Result<Option<Work<P>>, Status> {
         P::work_on(self, work, budget)
     }

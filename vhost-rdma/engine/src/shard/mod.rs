@@ -9,7 +9,7 @@
 //! [`Port`], and guest memory is reached through `crate::memory`, already resolved.
 //!
 //! ```text
-//!  Shard ── slots, rounds, parking, strain: which NICs there are, and whose turn it is
+//!  Shard ── slots, rounds, commands, parking, strain: which NICs there are, and whose turn it is
 //!    ├──> soft: NICs that the daemon executes, among their peers
 //!    └──> dyn Provided: NICs that bring their verbs (rnic)
 //! ```
@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod commands;
 mod moves;
 mod on_shard;
 mod parking;
@@ -313,24 +314,6 @@ impl Shard {
     #[must_use]
     pub fn number(&self, id: NicId) -> Option<u32> {
         self.slots.get(id).map(|nic| nic.on_shard_ref().number())
-    }
-
-    /// Executes one command of context `ctx`, or a step of it. It has taken effect, or had none,
-    /// when it comes to an answer.
-    ///
-    /// # Errors
-    /// The status to answer.
-    pub fn execute(
-        &mut self,
-        id: NicId,
-        ctx: u32,
-        command: Command,
-        now: Nanos,
-    ) -> Result<Step, Status> {
-        match self.slots.any_mut(id) {
-            Some(AnyNic::Provided(nic)) => nic.execute(ctx, command, now),
-            Some(AnyNic::Own(_)) | None => self.soft().execute(id, ctx, command, now),
-        }
     }
 
     /// Lets requests cross to other shards. Before there are NICs.

@@ -88,10 +88,6 @@ impl<N: Nics> Executor for Among<'_, '_, N> {
         Ok(Begun::Done(reply))
     }
 
-    fn catch_up(&mut self, first: Option<u32>, now: Nanos, budget: &mut Budget) {
-        self.all.catch_up(self.id, first, now, budget);
-    }
-
     fn work_on(
         &mut self,
         work: SoftWork,

@@ -46,6 +46,8 @@ pub(crate) struct Soft {
     pub(super) wakes: Vec<Waiter>,
     /// QPs that may still run in this round.
     pub(super) turns: u32,
+    /// It has rest from slow memory: its commands execute no work requests.
+    pub(crate) rests: bool,
     /// How much it moves in one piece.
     pub(crate) pace: Pace,
     /// What the owners of mirrored regions are asked to do.
@@ -66,6 +68,7 @@ impl Soft {
             freed: Vec::new(),
             wakes: Vec::new(),
             turns: 0,
+            rests: false,
             pace: Pace::default(),
             mirror: Jobs::of(id),
             goes_on: false,

@@ -2,7 +2,8 @@
 //!
 //! Whoever shrinks a CQ means the completions of what is already posted to count (IBTA 11.2.8.3).
 //! So CQ_RESIZE has the queue pairs that complete to it executed first, in steps
-//! ([`crate::nic::dispatch`]), and then goes on as on every backing.
+//! ([`crate::nic::dispatch`]), and then goes on as on every backing. Not those of a NIC that has
+//! rest from slow memory: they are executed when that is over.
 
 use super::engine::Execution;
 use super::nic::{Soft, SoftNic};
@@ -39,6 +40,9 @@ impl<N: Nics> Execution<'_, N> {
         mut settle: SettleCq,
         budget: &mut Budget,
     ) -> Result<Option<Work<Soft>>, Status> {
+        if self.nic_mut(id).is_some_and(|nic| nic.backing.rests) {
+            settle.turns = 0;
+        }
         while settle.turns > 0
             && let Some(qpn) = self.nic_mut(id).and_then(|nic| settle.qps.next(&nic.qp_numbers))
         {

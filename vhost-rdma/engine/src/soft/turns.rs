@@ -83,10 +83,12 @@ impl<N: Nics> Execution<'_, N> {
         now: Nanos,
         budget: &mut Budget,
     ) {
+        let Some(nic) = self.nic_mut(id) else { return };
+        nic.now = now;
+        let waiting = nic.run.len();
         if let Some(qpn) = first {
             self.settle_turn(id, qpn, budget, now);
         }
-        let waiting = self.nic_mut(id).map_or(0, |nic| nic.run.len());
         for _ in 0..waiting {
             let Some(qpn) = self.nic_mut(id).and_then(|nic| nic.run.pop_front()) else { return };
             self.run_qp(id, qpn, budget, now);

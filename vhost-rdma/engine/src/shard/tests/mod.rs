@@ -15,6 +15,7 @@ mod ahead;
 mod alone;
 mod apart;
 mod budgets;
+mod commands;
 mod connected;
 mod datagram;
 mod exact;
@@ -49,6 +50,7 @@ mod over_the_bus {
     use crate::shard::testing::air::Air;
     use crate::shard::testing::driver::World;
 
+    mod commands;
     mod connected;
     mod datagram;
     mod exact;
@@ -70,6 +72,7 @@ mod over_the_air {
     use crate::shard::testing::air::{Air, Faults};
     use crate::shard::testing::driver::World;
 
+    mod commands;
     mod connected;
     mod datagram;
     mod failures;
