@@ -14,9 +14,9 @@ use vhost_rdma::config::ConfigError;
 use vhost_rdma::dataplane::{LocalDataplane, Outside};
 use vhost_rdma::network_process;
 use vhost_rdma::node::{AttachError, Dataplane};
-use vhost_rdma::store::{Sockets, Store, keep};
+use vhost_rdma::store::{READS, Sockets, Store, keep};
 use vhost_rdma::supervisor::{
-    CgroupLimits, Estate, Fleet, FleetSettings, OutsideSettings, Supervisor,
+    CgroupLimits, Estate, Fleet, FleetSettings, OutsideSettings, Supervisor, saved_version,
 };
 use vhost_rdma::telemetry::LogFormat;
 use vhost_rdma::worker::WorkerConfig;
@@ -91,6 +91,8 @@ fn check(args: &ServeArgs) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
     telemetry::Filter::new(plan.log.as_deref()).map_err(|error| anyhow!(error))?;
     admin::check(&plan.settings)?;
+    // Read by the program that this one is to replace.
+    println!("{}{}", READS, saved_version());
     Ok(())
 }
 

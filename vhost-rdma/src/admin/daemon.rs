@@ -16,8 +16,8 @@ use super::users::{UserError, acl, group_id, user_id};
 use crate::config;
 use crate::mark;
 use crate::node::{
-    self, AttachError, Backend, Heirloom, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus,
-    Registry, Renewed, Saved, Session, SocketAccess,
+    self, AttachError, Backend, NetworkConfig, NicConfig, NicPatch, NicSpec, NicStatus, Registry,
+    Renewed, Saved, Session, SocketAccess,
 };
 use crate::socket;
 use crate::turns::Turns;
@@ -26,6 +26,7 @@ mod known;
 mod looks;
 mod peers;
 pub(super) mod reload;
+mod upgrade;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -290,39 +291,6 @@ impl<B: Backend> Daemon<B> {
         let (kept, lost) = (renewed.kept.len(), renewed.lost.len());
         tracing::info!(network = name, kept, lost, pause = ?renewed.pause, "network restarted");
         Ok(renewed)
-    }
-
-    /// Whether another program could go on with everything; the NICs whose guests lose their device
-    /// all the same, if that is what `force` asks for.
-    ///
-    /// # Errors
-    /// What would be lost, and what to do.
-    pub fn may_upgrade(&self, force: bool) -> Result<Vec<String>, String> {
-        let lost = self.backend.would_lose();
-        if !lost.is_empty() && !force {
-            return Err(format!(
-                "guests of {} would lose their device: only NICs of VMs on the daemon's own engine \
-                 go on; stop them first, or use --force",
-                lost.join(", ")
-            ));
-        }
-        let known = self.known();
-        let forgotten = known.registry.nics().find(|nic| !nic.configured);
-        match forgotten.filter(|_| self.is_ephemeral()) {
-            Some(nic) => Err(format!(
-                "an ephemeral daemon forgets NICs that its configuration file does not name, such \
-                 as {}; start it without --ephemeral",
-                nic.name
-            )),
-            None => Ok(lost),
-        }
-    }
-
-    /// What the next program needs to go on; see [`Backend::hand_down`].
-    pub fn hand_down(&self) -> Vec<Heirloom> {
-        // Nobody changes anything any more.
-        std::mem::forget(self.turns.whole());
-        self.backend.hand_down()
     }
 
     /// Every network, with how many NICs it has.

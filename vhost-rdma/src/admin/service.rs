@@ -187,14 +187,17 @@ impl<B: Backend> Admin for Service<B> {
         let force = request.into_inner().force;
         let (daemon, successor) = (Arc::clone(&self.daemon), self.successor.clone());
         let looked = tokio::task::spawn_blocking(move || {
-            let lost = daemon.may_upgrade(force)?;
+            let mut lost = daemon.may_upgrade(force)?;
             let successor = successor?;
             let program = successor.path().display().to_string();
             let wrong = |why| format!("{program} is no vhost-rdma: {why}; install one there");
             let version = successor.version().map_err(wrong)?;
-            successor.check().map_err(|why| {
+            let reads = successor.check().map_err(|why| {
                 format!("{program} would not start, and guests would lose their devices: {why}")
             })?;
+            lost.extend(daemon.is_read_by(reads.as_deref(), force)?);
+            lost.sort_unstable();
+            lost.dedup();
             Ok::<_, String>(v1::UpgradeResponse { version, program, lost })
         });
         let answer = looked

@@ -72,6 +72,11 @@ pub trait Backend: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// The version of what it hands down; `None`: nothing of guests.
+    fn saved_version(&self) -> Option<String> {
+        None
+    }
+
     /// All NICs of a network are there that the saved state and the configuration have: what an
     /// earlier daemon left of it goes on.
     fn complete(&self, _vni: u32) {}

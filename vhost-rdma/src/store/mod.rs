@@ -15,7 +15,7 @@ mod sockets;
 mod successor;
 
 pub use self::sockets::{Listening, Owner, Sockets};
-pub use self::successor::{Successor, become_successor};
+pub use self::successor::{READS, Successor, become_successor};
 
 use std::env;
 use std::io::{self, IoSlice};

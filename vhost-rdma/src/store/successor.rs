@@ -24,6 +24,8 @@ use crate::socket;
 
 /// Names the table's descriptor, and the process that it is for.
 const TABLE: &str = "VHOST_RDMA_HANDED_DOWN";
+/// What a program says before the version of the saved state that it reads.
+pub const READS: &str = "it would start, and reads saved state of version ";
 /// How long a program may take to say its version, or whether it would start.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of what it says that are read.
@@ -66,16 +68,18 @@ impl Successor {
     }
 
     /// Whether the file there would start with the arguments of this one: what is wrong with its
-    /// configuration is to be known while there is a program that goes on.
+    /// configuration is to be known while there is a program that goes on. The version of saved
+    /// state that it reads, if it says so.
     ///
     /// # Errors
     /// What it says.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<Option<String>, String> {
         let mut command = Command::new(&self.program);
         let said = ask(command.args(env::args_os().skip(1)).arg("--check"), "look at its options")?;
         // One that cannot be asked is as good as those before it were.
         if said.status.success() || said.errors.contains("unexpected argument '--check'") {
-            return Ok(());
+            let mut lines = said.out.lines();
+            return Ok(lines.find_map(|line| Some(line.strip_prefix(READS)?.trim().to_owned())));
         }
         Err(said.errors.trim().trim_start_matches("vhost-rdma: ").to_owned())
     }

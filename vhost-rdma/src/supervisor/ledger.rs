@@ -26,6 +26,13 @@ use crate::store::Store;
 
 /// Of [`Entry`]; a successor may be another build.
 pub(super) const VERSION: u32 = 1;
+
+/// The version of all that a daemon hands down: what its NICs have, and whose the sessions are. A
+/// build reads no other.
+#[must_use]
+pub fn saved_version() -> String {
+    format!("{}.{VERSION}", vhost_rdma_engine::nic::saved::VERSION)
+}
 /// Entries after which a new page is begun: each takes room, whatever it says.
 const ENTRIES_MAX: usize = 64;
 /// How long an entry waits for room: there is nobody who makes some.

@@ -44,6 +44,7 @@ pub use self::cgroup::CgroupLimits;
 use self::door::Door;
 pub use self::estate::Estate;
 pub use self::fleet::{Fleet, FleetSettings};
+pub use self::ledger::saved_version;
 use self::listener::{Listener, NicSocket};
 pub use self::outside::{OutsideProcess, OutsideSettings};
 use self::seat::Seat;
@@ -253,6 +254,10 @@ impl Backend for Supervisor {
 
     fn would_lose(&self) -> Vec<String> {
         self.dataplane.would_lose()
+    }
+
+    fn saved_version(&self) -> Option<String> {
+        Some(saved_version())
     }
 
     fn renew(&self, vni: u32) -> Result<Renewed, AttachError> {

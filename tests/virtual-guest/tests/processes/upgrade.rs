@@ -195,6 +195,28 @@ fn what_would_be_lost_is_said_first() {
     writes(&mut pair(&a, &a), 1);
 }
 
+/// A build that reads other saved state has its say before the guests feel it.
+#[test]
+fn a_program_that_cannot_read_what_this_one_saves_is_refused() {
+    let world = world(false);
+    let a = node(&world, "net");
+    let mut ends = pair(&a, &a);
+    let other = "#!/bin/sh\ncase \"$*\" in *--check*) echo 'it would start, and reads saved state \
+                 of version 999.9'; exit;; esac\n";
+    let other = format!("{other}exec {} \"$@\"\n", binary().display());
+    world.daemon.install(other.as_bytes());
+    let before = processes(&world.daemon);
+    let refused = world.daemon.cli(&["upgrade"]).expect_err("guests would lose their devices");
+    for word in ["version 999.9", &a.name, "--force"] {
+        assert!(refused.contains(word), "{refused}");
+    }
+    assert_eq!(processes(&world.daemon), before);
+    writes(&mut ends, 1);
+    let said = world.daemon.cli(&["upgrade", "--json", "--force"]).expect("as was asked");
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(said["lost"], serde_json::json!([a.name]), "{said}");
+}
+
 /// A daemon with a configuration file, and the directory that it is in.
 fn with_a_file() -> (tempfile::TempDir, std::path::PathBuf, World) {
     let dir = tempfile::tempdir().expect("a directory");
