@@ -293,10 +293,10 @@ impl Bus {
         &mut self.out
     }
 
-    /// Answers that came and were not asked for.
+    /// What answers that came and were not asked for say.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn unheard(&self) -> u64 {
-        self.answers.iter().map(|answer| u64::from(answer.outcome.is_some())).sum()
+    pub(crate) fn unheard(&self) -> Vec<Outcome> {
+        self.answers.iter().filter_map(|answer| answer.outcome).collect()
     }
 
     /// Nothing new leaves from now on, until [`Self::open`].

@@ -139,9 +139,9 @@ impl Shard {
         self.slots.own().map(|nic| nic.timers.len()).sum()
     }
 
-    /// Answers of other shards that no round has looked at.
+    /// What answers of other shards say that no round has looked at.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn unheard(&self) -> u64 {
+    pub(crate) fn unheard(&self) -> Vec<crate::link::Outcome> {
         self.engine.unheard()
     }
 

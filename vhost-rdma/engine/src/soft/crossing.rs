@@ -132,10 +132,10 @@ impl Engine {
         })
     }
 
-    /// Answers of other shards that no round has looked at.
+    /// What answers of other shards say that no round has looked at.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn unheard(&self) -> u64 {
-        self.ways.bus_ref().map_or(0, Bus::unheard)
+    pub(crate) fn unheard(&self) -> Vec<Outcome> {
+        self.ways.bus_ref().map_or_else(Vec::new, Bus::unheard)
     }
 
     /// Whether anything waits that came from another shard, or is on its way to one.

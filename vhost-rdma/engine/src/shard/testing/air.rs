@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::driver::Lcg;
-use crate::link::{AddressBook, Answer, Ask, Bus, Parcel};
+use crate::link::{AddressBook, Answer, Ask, Bus, Outcome, Parcel};
 use crate::shard::{Random as _, Shard};
 
 /// Two shards of one network, with these seeds.
@@ -53,6 +53,9 @@ pub struct Air {
     pub lost: u64,
     /// Those of them that said what became of a request.
     pub answers_lost: u64,
+    /// Those of them that asked for something, brought that back undone, or said that a wait is
+    /// over.
+    pub others_lost: u64,
     pub repeated: u64,
     pub reordered: u64,
     /// Requests that the bus gave it, and those of them that were sent before their turn.
@@ -81,6 +84,7 @@ impl Air {
             last: [0; 2],
             lost: 0,
             answers_lost: 0,
+            others_lost: 0,
             repeated: 0,
             reordered: 0,
             asked: 0,
@@ -119,15 +123,28 @@ impl Air {
         for parcel in shard.outgoing().iter().flatten() {
             self.count_lost(parcel);
         }
-        let unheard = shard.unheard();
-        self.lost += unheard;
-        self.answers_lost += unheard;
+        for outcome in shard.unheard() {
+            self.lost += 1;
+            self.count_answer(outcome);
+        }
     }
 
     fn count_lost(&mut self, parcel: &Parcel) {
         self.lost += 1;
-        let says = matches!(parcel, Parcel::Answer(answer) if answer.outcome.is_some());
-        self.answers_lost += u64::from(says);
+        match parcel {
+            Parcel::Answer(answer) => {
+                answer.outcome.into_iter().for_each(|outcome| self.count_answer(outcome));
+            }
+            Parcel::Ask(_) | Parcel::Wake { .. } | Parcel::WakeNic { .. } => self.others_lost += 1,
+        }
+    }
+
+    const fn count_answer(&mut self, outcome: Outcome) {
+        match outcome {
+            // What comes back was not executed, as if it had not come there.
+            Outcome::Full => self.others_lost += 1,
+            _ => self.answers_lost += 1,
+        }
     }
 
     pub fn next_arrival(&self) -> Option<u64> {
@@ -151,11 +168,11 @@ impl Air {
     pub fn carry(&mut self, shards: [&mut Shard; 2], now: u64) -> bool {
         let [a, b] = shards;
         let mut moved = false;
-        for (from, shard) in [&mut *a, &mut *b].into_iter().enumerate() {
+        for shard in [&mut *a, &mut *b] {
             for (to, way) in shard.outgoing().iter_mut().enumerate() {
                 while let Some(parcel) = way.pop_front() {
                     moved = true;
-                    self.send((from, to), parcel, now);
+                    self.send(to, parcel, now);
                 }
             }
         }
@@ -172,7 +189,7 @@ impl Air {
         moved
     }
 
-    fn send(&mut self, (from, to): (usize, usize), parcel: Parcel, now: u64) {
+    fn send(&mut self, to: usize, parcel: Parcel, now: u64) {
         if let Parcel::Ask(ask) = &parcel {
             self.asked += 1;
             self.ahead += u64::from(ask.is_ahead());
@@ -185,9 +202,10 @@ impl Air {
                 self.missing.insert(numbers(ask), now);
             }
             self.count_lost(&parcel);
-            // What it took of the window is not under way any more.
+            // What it took of the window is not under way any more. That was counted where it was
+            // sent first: it may be lost on its way after a NIC that has moved.
             let returns = match &parcel {
-                Parcel::Ask(ask) => Some((from, ask.token)),
+                Parcel::Ask(ask) => Some((ask.token.shard, ask.token)),
                 Parcel::Answer(answer) if answer.gives_back => Some((to, answer.token)),
                 _ => None,
             };

@@ -111,6 +111,28 @@ fn over_a_bad_link_too_each_request_is_executed_once() {
     assert!(seen.iter().all(|&seen| seen > 50), "lost, repeated, reordered: {seen:?}");
 }
 
+/// A request that is lost on its way after a NIC that has moved was counted by the shard that sent
+/// it first, which waits for it before NICs are saved.
+#[test]
+fn what_is_lost_behind_a_nic_that_moved_keeps_nobody_from_being_saved() {
+    let mut lost = 0;
+    for seed in 0..40 {
+        let faults = Faults { lost: 50, requests_alone: true, ..Faults::default() };
+        let (mut world, mut a, mut b) = apart(Air::new(faults, seed));
+        let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
+        let (from, to) = (a.alloc(8), b.alloc(8));
+        a.post_send(&mut qa, remote(opcode::RDMA_READ, 1, (&b, to)), &[a.sge(from, 8)]);
+        let now = world.now;
+        world.at(0).poll(now);
+        assert!(world.change_shard(&mut b));
+        world.hand_over(&mut [&mut a, &mut b]);
+        lost += world.beside.as_ref().map_or(0, |(_, air)| air.lost);
+        world.advance(20_000_000_000);
+        assert_eq!(a.statuses(&mut qa.cq).len(), 1);
+    }
+    assert!(lost > 20, "{lost}");
+}
+
 /// Whoever waits for a receive is woken by it, wherever both are by then.
 #[test]
 fn a_receive_wakes_who_has_moved_meanwhile() {

@@ -1,4 +1,4 @@
-//! Answers that a wire loses, and what may come of it.
+//! What a wire loses, and what may come of it.
 //!
 //! Whoever hears nothing asks again by the same number, and a responder that has executed that
 //! number answers once more (IBTA 9.7.5.1). So nothing is done twice, and most of what is lost
@@ -10,36 +10,59 @@
 //! - A read that is asked for again finds what is there by then.
 //! - A write with immediate data that waits for a receive is refused when it is tried again, where
 //!   its target's rights have changed.
+//! - A request that was lost comes later than it was posted, and so does one whose receive's word
+//!   was lost. Whoever waits for a receive tries again meanwhile, and may fail: then nobody answers
+//!   any more.
 //!
-//! Which answers the wire lost the model is not told, only how many. So where the engine does not
-//! do what the model does without losses, the step is tried with every choice of that many answers
-//! ([`Losses::next`]), and one of them must come to what the engine did.
+//! What the wire lost the model is not told, only how much: answers, and all else. So where the
+//! engine does not do what the model does without losses, the step is tried with every choice of
+//! that many ([`Losses::next`]), those of few first, and one of them must come to what the engine
+//! did.
 
-use super::model::{LINES, Model, Receive, Request, Wait};
+use virtio_rdma_abi::wc_status;
+
+use super::model::{Guest, LINES, Model, Receive, Request, Wait};
 
 /// Choices of a step that are tried at most.
 const MOST: usize = 200_000;
 
+/// How much a wire lost: answers, and what asks for something or ends a wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lost {
+    pub(super) answers: u64,
+    pub(super) others: u64,
+}
+
 /// The choices of one run of the model.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Losses {
-    /// Answers that may be lost still.
-    left: u64,
+    /// What may be lost still, and how much of both together.
+    left: Lost,
+    few: u64,
     choices: Vec<bool>,
     /// How many of them have been made.
     made: usize,
 }
 
 impl Losses {
-    /// The first run with so many answers lost at most: none is.
-    const fn of(most: u64) -> Self {
-        Self { left: most, choices: Vec::new(), made: 0 }
+    /// The first run with so much lost at most: nothing is.
+    const fn of(most: Lost, few: u64) -> Self {
+        Self { left: most, few, choices: Vec::new(), made: 0 }
     }
 
     /// Whether the next answer is lost.
     pub(super) fn loses(&mut self) -> bool {
-        let lost = self.left > 0 && self.chance();
-        self.left -= u64::from(lost);
+        let lost = self.few > 0 && self.left.answers > 0 && self.chance();
+        self.left.answers -= u64::from(lost);
+        self.few -= u64::from(lost);
+        lost
+    }
+
+    /// Whether the next request is lost, or the next word that a wait is over.
+    pub(super) fn loses_request(&mut self) -> bool {
+        let lost = self.few > 0 && self.left.others > 0 && self.chance();
+        self.left.others -= u64::from(lost);
+        self.few -= u64::from(lost);
         lost
     }
 
@@ -53,11 +76,11 @@ impl Losses {
     }
 
     /// The next run; `None` if this was the last.
-    fn next(mut self, most: u64) -> Option<Self> {
+    fn next(mut self, most: Lost, few: u64) -> Option<Self> {
         self.choices.truncate(self.made);
         while self.choices.pop()? {}
         self.choices.push(true);
-        Some(Self { left: most, choices: self.choices, made: 0 })
+        Some(Self { left: most, few, choices: self.choices, made: 0 })
     }
 }
 
@@ -91,23 +114,53 @@ impl Model {
             Call::Destroy(side, line) => self.guests[side].qps[line] = None,
             Call::TimePasses => self.time_passes(),
             Call::Again => {
+                self.try_again();
                 self.ask_again();
                 self.try_again();
             }
         }
     }
 
-    /// Some who wait for a receive try again, in any order: what they may write by then is asked
-    /// once more.
+    /// Some who wait try again, in any order: what they may write by then is asked once more. Who
+    /// asks somebody who is in an error may come to the end of it.
     fn try_again(&mut self) {
         for end in 0..4 * LINES {
             let (side, line) = (end / LINES % 2, end % LINES);
             let qp = self.guests[side].qps[line].as_ref();
-            if qp.is_some_and(|qp| qp.wait == Wait::Receiver) && self.losses.chance() {
-                self.wake(side, line);
+            let Some(wait) = qp.map(|qp| qp.wait).filter(|wait| *wait != Wait::None) else {
+                continue;
+            };
+            let is_alone = wait == Wait::Answer && !self.answers(1 - side, line);
+            if !is_alone && !self.comes_to_anything(side, line) {
+                continue;
+            }
+            if self.losses.chance() {
+                if is_alone {
+                    self.failed(side, line, wc_status::RETRY_EXC_ERR);
+                } else {
+                    self.wake(side, line);
+                }
                 self.settle();
             }
         }
+    }
+
+    /// Whether one that waits would find anything changed if it tried again. Else it need not try,
+    /// and it does not matter what is lost of that.
+    pub(super) fn comes_to_anything(&self, side: usize, line: usize) -> bool {
+        let waits = |model: &Self| model.guests[side].qps[line].as_ref().map(|qp| qp.wait);
+        let wait = waits(self);
+        if matches!(wait, None | Some(Wait::None)) {
+            return false;
+        }
+        let mut after = Self { losses: Losses::default(), ..self.clone() };
+        after.wake(side, line);
+        after.settle();
+        let same = |a: &Guest, b: &Guest| {
+            (&a.done, &a.events, &a.memory) == (&b.done, &b.events, &b.memory)
+        };
+        waits(&after) != wait
+            || !self.guests.iter().zip(&after.guests).all(|(before, after)| same(before, after))
     }
 
     /// Whose answers were lost ask until they hear of it.
@@ -146,21 +199,29 @@ impl Steps {
         *self = Self::default();
     }
 
-    /// The model as it is if so many answers were lost at most and if that is what was seen; `None`
+    /// The model as it is if so much was lost at most and if that is what was seen; `None`
     /// also where nothing was lost.
-    pub(super) fn find(&self, most: u64, is_seen: impl Fn(&Model) -> bool) -> Option<Model> {
+    pub(super) fn find(&self, most: Lost, is_seen: impl Fn(&Model) -> bool) -> Option<Model> {
         let lost = self.calls.iter().any(|call| matches!(call, Call::Again));
         let before = self.before.as_ref().filter(|_| lost)?;
-        let mut losses = Losses::of(most);
-        for _ in 0..MOST {
-            let mut model = Model { losses, ..Model::clone(before) };
-            self.calls.iter().for_each(|&call| model.call(call));
-            model.ask_again();
-            losses = std::mem::take(&mut model.losses);
-            if is_seen(&model) {
-                return Some(model);
+        let mut runs = 0;
+        // What takes few losses is the likeliest, and the choices of few are few.
+        for few in 0..=most.answers + most.others {
+            let mut next = Some(Losses::of(most, few));
+            while let Some(losses) = next {
+                runs += 1;
+                if runs > MOST {
+                    return None;
+                }
+                let mut model = Model { losses, ..Model::clone(before) };
+                self.calls.iter().for_each(|&call| model.call(call));
+                model.ask_again();
+                let losses = std::mem::take(&mut model.losses);
+                if is_seen(&model) {
+                    return Some(model);
+                }
+                next = losses.next(most, few);
             }
-            losses = losses.next(most)?;
         }
         None
     }

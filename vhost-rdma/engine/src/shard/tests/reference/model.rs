@@ -300,7 +300,7 @@ impl Model {
         qp.receives.push_back(receive);
         if qp.state == State::Err {
             guest.fails(line);
-        } else if std::mem::take(&mut qp.wanted) {
+        } else if std::mem::take(&mut qp.wanted) && !self.losses.loses_request() {
             self.wake(1 - side, line);
         }
         self.settle();
@@ -328,7 +328,9 @@ impl Model {
         loop {
             // Twice: a retry that fails for a reason of its own leaves its peer without an answer.
             for _ in 0..2 {
-                ends().for_each(|(side, line)| self.wake(side, line));
+                let tried: Vec<(usize, usize)> =
+                    ends().filter(|&(side, line)| self.comes_to_anything(side, line)).collect();
+                tried.into_iter().for_each(|(side, line)| self.wake(side, line));
                 self.settle();
             }
             let late = ends().find_map(|(side, line)| {
@@ -501,7 +503,7 @@ impl Model {
         true
     }
 
-    fn failed(&mut self, side: usize, line: usize, status: u8) {
+    pub(super) fn failed(&mut self, side: usize, line: usize, status: u8) {
         let guest = &mut self.guests[side];
         if let Some(request) = guest.qps[line].as_mut().and_then(|qp| qp.sends.pop_front()) {
             guest.complete(line, 0, Done { id: request.id, status, len: 0 });
@@ -537,6 +539,9 @@ impl Model {
             }
         }
         let bytes = guest.memory[local..local + request.len as usize].to_vec();
+        if self.losses.loses_request() {
+            return Outcome::Waits(Wait::Answer);
+        }
         let peer = &mut self.guests[1 - side];
         let answers = peer.qps[line].as_ref().filter(|qp| qp.state != State::Err);
         let Some((peer_qpn, peer_domain)) = answers.map(|qp| (qp.qpn, qp.domain)) else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use virtio_rdma_abi::{self as abi, access, qps, qpt};
 use zerocopy::little_endian::U32;
 
-use super::losses::{Call, Losses, Steps};
+use super::losses::{Call, Losses, Lost, Steps};
 use super::model::{self, Action, LINES, Model, PIECE, REGIONS, Region, State, Window};
 use super::ops::Op;
 use crate::memory::PageList;
@@ -97,7 +97,7 @@ pub(super) struct Met {
     pub(super) repeated: u64,
     pub(super) reordered: u64,
     pub(super) lost: u64,
-    pub(super) answers_lost: u64,
+    pub(super) apart: Lost,
     /// Steps that came out as they do when answers are lost.
     pub(super) otherwise: u64,
     pub(super) moved: usize,

@@ -2,7 +2,7 @@
 
 use virtio_rdma_abi::{self as abi, qps};
 
-use super::losses::Call;
+use super::losses::{Call, Lost};
 use super::model::{Done, LINES, Model, State};
 use super::ops::Op;
 use super::run::{Run, Side};
@@ -73,8 +73,13 @@ impl Run {
     pub(super) fn compare(&mut self, op: &Op) {
         self.world.settle_all();
         self.make_up_for_losses();
-        let answers = self.world.beside.as_ref().map_or(0, |(_, air)| air.answers_lost);
-        let lost = answers - std::mem::replace(&mut self.met.answers_lost, answers);
+        let all = self.world.beside.as_ref().map_or_else(Lost::default, |(_, air)| Lost {
+            answers: air.answers_lost,
+            others: air.others_lost,
+        });
+        let before = std::mem::replace(&mut self.met.apart, all);
+        let lost =
+            Lost { answers: all.answers - before.answers, others: all.others - before.others };
         let seen = [0, 1].map(|number| self.look(number));
         let sides = &self.sides;
         let expects = |model: &Model| [0, 1].map(|n| expected(model, n, &sides[n]));
@@ -83,7 +88,7 @@ impl Run {
             let other = self.steps.find(lost, |model| expects(model) == seen);
             let Some(other) = other else {
                 for (number, (seen, first)) in seen.iter().zip(&first).enumerate() {
-                    let lost = format!("guest {number} after {op:?}, {lost} answers lost");
+                    let lost = format!("guest {number} after {op:?}, {lost:?}");
                     assert_eq!(seen.done, first.done, "completions of {lost}");
                     assert_eq!(seen.events, first.events, "events of {lost}");
                     assert_eq!(seen.states, first.states, "states of QPs of {lost}");
