@@ -13,15 +13,16 @@
 //! - A request that was lost comes later than it was posted, and so does one whose receive's word
 //!   was lost. Whoever waits for a receive tries again meanwhile, and may fail: then nobody answers
 //!   any more.
+//! - Of a message of several pieces the first may have come by then, and be stored.
 //!
 //! What the wire lost the model is not told, only how much: answers, and all else. So where the
 //! engine does not do what the model does without losses, the step is tried with every choice of
 //! that many ([`Losses::next`]), those of few first, and one of them must come to what the engine
 //! did.
 
-use virtio_rdma_abi::wc_status;
+use virtio_rdma_abi::{access, wc_status};
 
-use super::model::{Guest, LINES, Model, Receive, Request, Wait};
+use super::model::{Action, Guest, LINES, Model, Receive, Request, State, Wait};
 
 /// Choices of a step that are tried at most.
 const MOST: usize = 200_000;
@@ -64,6 +65,22 @@ impl Losses {
         self.left.others -= u64::from(lost);
         self.few -= u64::from(lost);
         lost
+    }
+
+    /// Whether one of a message's pieces is lost, or what says that those so far are done: how many
+    /// bytes came before.
+    pub(super) fn loses_piece(&mut self, len: usize, piece: usize) -> Option<usize> {
+        if self.loses_request() {
+            return Some(0);
+        }
+        let mut came = piece;
+        while came < len {
+            if self.loses_request() || self.loses() {
+                return Some(came);
+            }
+            came = came.saturating_add(piece);
+        }
+        None
     }
 
     /// What is nobody's promise.
@@ -118,6 +135,36 @@ impl Model {
                 self.ask_again();
                 self.try_again();
             }
+        }
+    }
+
+    /// The first pieces of a message have come, and the rest has not. It begins anew when it is
+    /// asked for again, which comes to the same.
+    pub(super) fn begin_to_put(
+        &mut self,
+        (side, line): (usize, usize),
+        request: &Request,
+        came: &[u8],
+    ) {
+        let peer = &mut self.guests[1 - side];
+        let Some(qp) = peer.qps[line].as_ref().filter(|qp| qp.state != State::Err) else { return };
+        let to = match request.action {
+            Action::Send { .. } => {
+                qp.receives.front().filter(|receive| receive.len >= request.len).and_then(
+                    |receive| {
+                        let user = (qp.domain, None);
+                        peer.find(receive.into, receive.len, access::LOCAL_WRITE, user)
+                    },
+                )
+            }
+            Action::Write { .. } => {
+                let user = (qp.domain, Some(qp.qpn));
+                peer.find(request.remote, request.len, access::REMOTE_WRITE, user)
+            }
+            _ => None,
+        };
+        if let Some(at) = to.filter(|_| !came.is_empty()) {
+            peer.put(at, came);
         }
     }
 

@@ -539,7 +539,8 @@ impl Model {
             }
         }
         let bytes = guest.memory[local..local + request.len as usize].to_vec();
-        if self.losses.loses_request() {
+        if let Some(came) = self.losses.loses_piece(bytes.len(), self.piece) {
+            self.begin_to_put((side, line), request, &bytes[..came]);
             return Outcome::Waits(Wait::Answer);
         }
         let peer = &mut self.guests[1 - side];

@@ -64,6 +64,8 @@ pub(super) struct Side {
     pub(super) domains: [u32; 2],
     pub(super) cqs: [Option<Cq>; LINES],
     pub(super) ends: [Option<End>; LINES],
+    /// The last that each line had.
+    pub(super) qpns: [u32; LINES],
     pub(super) queue: Option<Queue>,
     pub(super) base: u64,
     pub(super) stale: u32,
@@ -130,6 +132,7 @@ impl Run {
             guest,
             cqs: [None; LINES],
             ends: Default::default(),
+            qpns: [0; LINES],
             queue: None,
             base: bases.next().unwrap(),
             stale: 0x00ab_cdef,
@@ -345,6 +348,7 @@ impl Run {
         let gids = [0, 1].map(|side: usize| self.sides[side].guest.gid);
         for (side, qp) in [a, b].into_iter().enumerate() {
             let peer = (qpns[1 - side], gids[1 - side]);
+            self.sides[side].qpns[line] = qp.qpn;
             self.sides[side].ends[line] = Some(End { qp, open: [0; 2], peer });
         }
         (0..2).for_each(|side| self.bring_up(side, line));

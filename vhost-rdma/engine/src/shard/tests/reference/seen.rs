@@ -22,8 +22,9 @@ struct Seen {
 /// What the model says of a guest.
 fn expected(model: &Model, number: usize, side: &Side) -> Seen {
     let guest = &model.guests[number];
-    let object = |line: usize| match side.ends.get(line) {
-        Some(end) => end.as_ref().map(|end| end.qp.qpn),
+    // What is told of a queue pair may be found when it is gone.
+    let object = |line: usize| match side.qpns.get(line) {
+        Some(qpn) => Some(*qpn),
         None => side.queue.as_ref().map(|queue| queue.srqn),
     };
     let events = guest.events.iter().map(|&(kind, line)| (kind, object(line).unwrap_or(0)));
