@@ -148,21 +148,22 @@ impl World {
     }
 }
 
-/// Whether the node should have the block.
+/// Whether the node should have the block. Not its object decides: one that somebody deletes is
+/// made again, and its agent goes by its last word until then. That one has forgotten what the node
+/// held, so a block that was wanted back meanwhile would be free under the node's pods.
 fn needed(world: &World, block: &RdmaIPBlockSpec) -> bool {
-    world.rdma_nodes.get(&block.node).is_some_and(|node| {
-        node.metadata.deletion_timestamp.is_none()
-            && world.nodes.contains_key(&block.node)
-            && world.offered(&block.node, &block.network)
-    }) && world.networks.get(&block.network).is_some_and(|network| {
-        network.metadata.uid.as_deref() == Some(&block.network_uid)
-            && network.metadata.deletion_timestamp.is_none()
-            && network
-                .spec
-                .ipam
-                .as_ref()
-                .is_some_and(|ipam| ipam.cidrs.iter().any(|cidr| cidr.covers(&block.cidr)))
-    })
+    let offered =
+        world.nodes.contains_key(&block.node) && world.offered(&block.node, &block.network);
+    offered
+        && world.networks.get(&block.network).is_some_and(|network| {
+            network.metadata.uid.as_deref() == Some(&block.network_uid)
+                && network.metadata.deletion_timestamp.is_none()
+                && network
+                    .spec
+                    .ipam
+                    .as_ref()
+                    .is_some_and(|ipam| ipam.cidrs.iter().any(|cidr| cidr.covers(&block.cidr)))
+        })
 }
 
 /// Takes a block back that its node does not need, as soon as the node lets go of it.

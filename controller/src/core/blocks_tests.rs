@@ -1,12 +1,13 @@
 //! Ranges of unlike sizes: whatever an administrator changes, no address is two nodes'.
 
 use vhost_rdma_cluster_api::{
-    Cidr, Ipam, NodeNetworkStatus, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork, RdmaNetworkSpec,
-    RdmaNic, RdmaNicSpec, RdmaNicStatus, RdmaNode, RdmaNodeSpec, RdmaNodeStatus, Soft, block_name,
+    Cidr, Ipam, NodeNetworkStatus, PolicyPool, RdmaIPBlock, RdmaIPBlockSpec, RdmaNetwork,
+    RdmaNetworkSpec, RdmaNic, RdmaNicSpec, RdmaNicStatus, RdmaNode, RdmaNodePolicy,
+    RdmaNodePolicySpec, RdmaNodeSpec, RdmaNodeStatus, Soft, block_name,
 };
 
 use super::lacking;
-use crate::core::{Key, Kind, Mono, Object, World, Write};
+use crate::core::{Key, Kind, Mono, NodeInfo, Object, Settings, World, Write, plan};
 
 fn range(text: &str) -> Cidr {
     text.parse().unwrap()
@@ -148,4 +149,41 @@ fn nothing_is_handed_out_of_ranges_of_named_nics() {
     let mut world = world(network(&["10.9.0.0/26"], &["10.9.0.32/28"], 16), &[]);
     assert_eq!(hand_out(&mut world), 3);
     assert!(!world.blocks.contains_key("blue.10.9.0.32-28"));
+}
+
+/// Somebody deletes a node's object, and the controller makes it again. The agent goes by its last
+/// word meanwhile, and so do its pods with their addresses.
+#[test]
+fn a_node_whose_object_is_deleted_keeps_its_blocks() {
+    let mut world = world(network(&["10.9.0.0/24"], &[], 16), &[("10.9.0.16/28", "n1")]);
+    let pool = PolicyPool {
+        name: "blue".to_owned(),
+        network: "blue".to_owned(),
+        count: 1,
+        ..PolicyPool::default()
+    };
+    let spec = RdmaNodePolicySpec { pools: vec![pool], ..RdmaNodePolicySpec::default() };
+    apply(&mut world, Object::Policy(RdmaNodePolicy::new("p", spec)));
+    let info = NodeInfo { name: "n1".to_owned(), ready: true, ..NodeInfo::default() };
+    apply(&mut world, Object::Node(info));
+    apply(&mut world, Object::RdmaNode(RdmaNode::new("n1", RdmaNodeSpec::default())));
+    let name = block_name("blue", &range("10.9.0.16/28"));
+    let taken_back = |world: &World| {
+        let plan = plan(world, &Key::Block(name.clone()), Mono::ZERO, &Settings::default());
+        plan.writes.iter().any(|write| matches!(write, Write::ReplaceBlock(_)))
+    };
+    assert!(!taken_back(&world));
+    world.remove(Kind::RdmaNode, "n1", Mono::ZERO);
+    assert!(!taken_back(&world), "the object comes back");
+    // One that somebody's finalizer keeps for a while is as good as deleted.
+    let mut leaving = RdmaNode::new("n1", RdmaNodeSpec::default());
+    leaving.metadata.deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+            k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+        ));
+    apply(&mut world, Object::RdmaNode(leaving));
+    assert!(!taken_back(&world), "it comes back then, too");
+    world.remove(Kind::RdmaNode, "n1", Mono::ZERO);
+    world.remove(Kind::Policy, "p", Mono::ZERO);
+    assert!(taken_back(&world), "nothing is offered there any more");
 }
