@@ -7,7 +7,7 @@
 //! node reports the pod's NICs, which then count themselves, and when the pod is gone.
 //!
 //! A network that pods use, and a named NIC that a pod has, are not deleted: whoever asks is told
-//! the pods. That is asked of the copy of the cluster. A pod that comes at the same moment is what
+//! the pods. That is asked of the copy of the cluster, and of the NIC as the API server has it. A pod that comes at the same moment is what
 //! the network's finalizer is for.
 //!
 //! Pods that ask for none of our resources are none of this; the configuration of the API server
@@ -100,6 +100,18 @@ struct Asked {
     dry_run: bool,
     #[serde(default)]
     object: Value,
+    /// What is to be deleted, as the API server has it.
+    #[serde(default)]
+    old_object: Value,
+}
+
+impl Asked {
+    /// The name of what is to be deleted. Where all of a collection are, each is asked about, and
+    /// the request has no name (apiserver, `DeleteCollection`): so a namespace ends.
+    fn leaving(&self) -> String {
+        let own = self.old_object["metadata"]["name"].as_str();
+        own.map_or_else(|| self.name.clone(), str::to_owned)
+    }
 }
 
 /// Of which kind the object is.
@@ -184,10 +196,10 @@ impl Gate {
                 self.admit_pod(asked, &pod).await
             }
             ("DELETE", (GROUP, "rdmanetworks")) => {
-                self.admit_end(Leaving::Network(asked.name.clone()), asked).await
+                self.admit_end(Leaving::Network(asked.leaving()), asked).await
             }
             ("DELETE", (GROUP, "rdmanics")) => {
-                let nic = Leaving::Nic(asked.namespace.clone(), asked.name.clone());
+                let nic = Leaving::Nic(asked.namespace.clone(), asked.leaving());
                 self.admit_end(nic, asked).await
             }
             // Whoever configured it to be asked about more does not want it to say no.
@@ -197,15 +209,20 @@ impl Gate {
 
     /// Whether something may be deleted.
     async fn admit_end(&self, leaving: Leaving, asked: &Asked) -> Result<(), Refusal> {
-        let kind = match leaving {
-            Leaving::Network(_) => "network",
-            Leaving::Nic(..) => "NIC",
+        let (kind, name) = match &leaving {
+            Leaving::Network(name) => ("network", name.clone()),
+            Leaving::Nic(_, name) => ("NIC", name.clone()),
         };
-        let users = self.ask(|answer| Question::Users(leaving, answer)).await?;
+        // A NIC that was claimed a moment ago says so itself.
+        let claimed = asked.old_object["status"]["pod"].as_str();
+        let users = match (&leaving, claimed) {
+            (Leaving::Nic(namespace, _), Some(pod)) => vec![format!("{namespace}/{pod}")],
+            _ => self.ask(|answer| Question::Users(leaving, answer)).await?,
+        };
         if users.is_empty() {
             return Ok(());
         }
-        let message = format!("the {kind} {:?} is used by pods: {}", asked.name, users.join(", "));
+        let message = format!("the {kind} {name:?} is used by pods: {}", users.join(", "));
         Err((403, message))
     }
 
@@ -457,132 +474,5 @@ fn configured(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::SocketAddr;
-
-    use rustls::pki_types::pem::PemObject as _;
-    use rustls::pki_types::{CertificateDer, ServerName};
-    use rustls::{ClientConfig, RootCertStore};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::{TcpSocket, TcpStream};
-    use tokio_rustls::TlsConnector;
-    use tokio_rustls::client::TlsStream;
-
-    use super::*;
-    use crate::pki::{self, Root};
-    use crate::trust::wall;
-
-    /// A server, its address, and what a client needs to know it.
-    async fn served() -> (SocketAddr, TlsConnector) {
-        let pair = pki::new_root(wall(), 86_400).expect("a root");
-        let root = Root::read(&pair.cert).expect("a certificate");
-        let made = Identity::new(&pair, &[root], &tls::names("vhost-rdma")).expect("an identity");
-        let made = Identity { token: "secret".to_owned(), ..made };
-        let (sender, identity) = watch::channel(Some(made));
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let config = kube::Config::new("http://127.0.0.1:1".parse().expect("an address"));
-        let client = Client::try_from(config).expect("a client");
-        let (engine, _) = mpsc::channel(1);
-        let gate = Gate { client, engine, metrics: Arc::default(), identity };
-        tokio::spawn(async move {
-            serve(listener, gate).await;
-            drop(sender);
-        });
-        let mut roots = RootCertStore::empty();
-        let der = CertificateDer::from_pem_slice(pair.cert.as_bytes()).expect("a certificate");
-        roots.add(der).expect("a root");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("TLS")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        (address, TlsConnector::from(Arc::new(config)))
-    }
-
-    /// Sends a request, on a connection that is not to end.
-    async fn ask(stream: TcpStream, tls: &TlsConnector, path: &str) -> TlsStream<TcpStream> {
-        let name = ServerName::try_from("vhost-rdma-controller.vhost-rdma.svc").expect("a name");
-        let mut stream = tls.connect(name, stream).await.expect("a handshake");
-        let text = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}");
-        stream.write_all(text.as_bytes()).await.expect("a request");
-        stream
-    }
-
-    #[tokio::test]
-    async fn who_is_not_the_api_server_takes_no_place_from_it() {
-        let (address, tls) = served().await;
-        let connect = || async { TcpStream::connect(address).await.expect("a connection") };
-        let mut silent = Vec::new();
-        for _ in 0..300 {
-            silent.push(connect().await);
-        }
-        let own = async {
-            let socket = TcpSocket::new_v4().expect("a socket");
-            socket.bind("127.0.0.2:0".parse().expect("an address")).expect("another address");
-            let stream = socket.connect(address).await.expect("a connection");
-            let mut own = ask(stream, &tls, "/admit/secret").await;
-            let mut said = [0; 12];
-            own.read_exact(&mut said).await.expect("an answer");
-            assert_eq!(&said, b"HTTP/1.1 400", "it was no review");
-        };
-        let limit = Duration::from_secs(1);
-        tokio::time::timeout(limit, own).await.expect("in a second");
-        // One that guesses is told so and is gone; one that says nothing any more has ten seconds.
-        let mut guess = ask(connect().await, &tls, "/admit/guess").await;
-        let mut said = Vec::new();
-        let end = tokio::time::timeout(limit, guess.read_to_end(&mut said)).await;
-        let _ = end.expect("it ends");
-        assert!(said.starts_with(b"HTTP/1.1 404"));
-        let name = ServerName::try_from("vhost-rdma-controller.vhost-rdma.svc").expect("a name");
-        let mut idle = tls.connect(name, connect().await).await.expect("a handshake");
-        let end = tokio::time::timeout(UNKNOWN * 2, idle.read(&mut [0; 64])).await;
-        assert!(matches!(end.expect("it ends"), Ok(0) | Err(_)));
-    }
-
-    fn pod(spec: &Value) -> Pod {
-        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).expect("a pod")
-    }
-
-    fn container(pools: &[(&str, &str)]) -> Value {
-        let limits: BTreeMap<String, &str> =
-            pools.iter().map(|(pool, count)| (format!("vhost-rdma.io/{pool}"), *count)).collect();
-        json!({"name": "c", "resources": {"limits": limits}})
-    }
-
-    #[test]
-    fn what_a_pod_asks_for_is_what_it_can_hold_at_a_time() {
-        let count = |spec: Value| asked(&pod(&spec)).into_iter().collect::<Vec<_>>();
-        assert!(count(json!({"containers": [{"name": "c"}]})).is_empty());
-        let two = json!({"containers": [container(&[("blue", "1")]), container(&[("blue", "2")])]});
-        assert_eq!(count(two), [("blue".to_owned(), 3)]);
-        let init = json!({
-            "initContainers": [container(&[("blue", "5")]), container(&[("red", "1")])],
-            "containers": [container(&[("blue", "2")])],
-        });
-        assert_eq!(count(init), [("blue".to_owned(), 5), ("red".to_owned(), 1)]);
-        let mut sidecar = container(&[("blue", "2")]);
-        sidecar["restartPolicy"] = "Always".into();
-        let with = json!({
-            "initContainers": [sidecar, container(&[("blue", "4")])],
-            "containers": [container(&[("blue", "3")])],
-        });
-        assert_eq!(count(with), [("blue".to_owned(), 6)]);
-        let large = json!({"containers": [container(&[("blue", "1k")])]});
-        assert_eq!(count(large), [("blue".to_owned(), u32::MAX)]);
-        let requests = json!({"containers": [
-            {"name": "c", "resources": {"requests": {"vhost-rdma.io/blue": "2"}}}]});
-        assert_eq!(count(requests), [("blue".to_owned(), 2)]);
-    }
-
-    #[test]
-    fn a_refusal_has_a_code_and_a_sentence() {
-        let text = answer("u", Err((403, "full".to_owned())));
-        let value: Value = serde_json::from_str(&text).expect("JSON");
-        assert_eq!(value["response"]["allowed"], false);
-        assert_eq!(value["response"]["status"], json!({"code": 403, "message": "full"}));
-        let value: Value = serde_json::from_str(&answer("u", Ok(()))).expect("JSON");
-        assert_eq!(value["response"], json!({"uid": "u", "allowed": true}));
-    }
-}
+#[path = "admission_tests.rs"]
+mod tests;
