@@ -102,6 +102,6 @@ impl World {
     }
 
     pub(super) fn deleting_since(&self, network: &str) -> Option<Mono> {
-        self.deleting.get(network).copied()
+        self.deleting.get(network).map(|(_, since)| *since)
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn plan(world: &World, name: &str, now: Mono, settings: &Settings) ->
     match judge(world, request, settings) {
         Verdict::Refuse(reason, message) => refuse(reason, message),
         Verdict::Wait(why) => {
-            let since = world.asked_since.get(name).copied().unwrap_or(now);
+            let since = world.asked_since.get(name).map_or(now, |(_, since)| *since);
             if now.saturating_sub(since) >= WAIT {
                 return refuse("NotOfNode", why);
             }
@@ -200,6 +200,17 @@ mod tests {
             asked.addresses.insert([127, 0, 0, 1].into());
         }
         assert_eq!(says(local, 30, &settings).0, "NotOfNode");
+    }
+
+    #[test]
+    fn a_request_that_is_made_again_waits_as_long_as_any() {
+        let mut world = world();
+        let (key, settings) = (Key::Request("r".to_owned()), Settings::default());
+        world.apply(Object::Request(request("n1", &[9])), Mono::ZERO);
+        let again = Request { uid: "another".to_owned(), ..request("n1", &[9]) };
+        world.apply(Object::Request(again), WAIT - LOOK);
+        assert!(plan(&world, &key, WAIT, &settings).writes.is_empty());
+        assert_eq!(plan(&world, &key, WAIT * 2, &settings).writes.len(), 1);
     }
 
     #[test]

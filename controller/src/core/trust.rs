@@ -72,8 +72,10 @@ impl World {
                 self.index.set_request(&asked.node, name.to_owned(), present);
             }
         }
-        if new.as_ref().is_some_and(|request| !request.done) {
-            self.asked_since.entry(name.to_owned()).or_insert(now);
+        if let Some(request) = new.as_ref().filter(|request| !request.done) {
+            if self.asked_since.get(name).is_none_or(|(known, _)| *known != request.uid) {
+                self.asked_since.insert(name.to_owned(), (request.uid.clone(), now));
+            }
             self.mark([Key::Request(name.to_owned())]);
         } else {
             self.asked_since.remove(name);

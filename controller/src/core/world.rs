@@ -43,13 +43,15 @@ pub struct World {
     pub(super) in_nics: Ranges,
     dirty: BTreeSet<Key>,
     pub(super) gone: BTreeMap<String, Mono>,
-    pub(super) deleting: BTreeMap<String, Mono>,
+    /// Since when networks are being deleted: the UID, since one of the name may follow another.
+    pub(super) deleting: BTreeMap<String, (String, Mono)>,
     pub(super) authority: Option<Authority>,
     pub(super) roots: Option<Roots>,
     /// Since when these roots are known to be published.
     pub(super) published_since: Option<Mono>,
     pub(super) requests: BTreeMap<String, Request>,
-    pub(super) asked_since: BTreeMap<String, Mono>,
+    /// Since when requests are known: the UID, the time.
+    pub(super) asked_since: BTreeMap<String, (String, Mono)>,
     /// What time it was when the process started.
     pub(super) epoch: u64,
     pub(super) peers: Changed,
@@ -241,7 +243,9 @@ impl World {
                 }
             }
         }
-        if old.as_ref().map(|t| &t.spec) == new.as_ref().map(|t| &t.spec) {
+        // When it was made counts as well: one that was made again comes after others.
+        let matters = |t: &RdmaTenant| (t.spec.clone(), made(&t.metadata));
+        if old.as_ref().map(matters) == new.as_ref().map(matters) {
             return;
         }
         let mut networks = BTreeSet::new();
@@ -308,10 +312,11 @@ impl World {
             Some(network) => self.networks.insert(name.to_owned(), network.clone()),
             None => self.networks.remove(name),
         };
-        if is_deleting {
-            self.deleting.entry(name.to_owned()).or_insert(now);
-        } else {
+        let uid = new.as_ref().and_then(|n| n.metadata.uid.clone()).unwrap_or_default();
+        if !is_deleting {
             self.deleting.remove(name);
+        } else if self.deleting.get(name).is_none_or(|(known, _)| *known != uid) {
+            self.deleting.insert(name.to_owned(), (uid, now));
         }
         self.mark([Key::Network(name.to_owned())]);
         let matters = |network: &Option<RdmaNetwork>| {
@@ -551,3 +556,7 @@ pub(super) fn nic_key(joined: &str) -> Option<Key> {
 pub(super) fn made(meta: &kube::api::ObjectMeta) -> String {
     meta.creation_timestamp.as_ref().map(|time| time.0.to_string()).unwrap_or_default()
 }
+
+#[cfg(test)]
+#[path = "world_tests.rs"]
+mod tests;
