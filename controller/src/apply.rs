@@ -190,7 +190,9 @@ impl Writer {
             Write::DeleteAttachment(o) => {
                 outcome(self.attachments().delete(&o.name, &exactly(Some(o.uid), None)).await)
             }
-            Write::Evict { namespace, pod, uid } => self.evict(&namespace, &pod, &uid).await,
+            Write::Evict { namespace, pod, uid, node } => {
+                self.evict(&namespace, &pod, &uid, &node).await
+            }
             Write::Authority(step, version) => self.authority(step, &version).await,
             Write::PublishRoots(roots, version) => self.publish(&roots, &version).await,
             Write::GrantRequest { request, asked, proof, life } => {
@@ -293,13 +295,22 @@ impl Writer {
         })
     }
 
-    /// Evicts a pod if it is still this one. 429 is a disruption budget, which is asked again
-    /// later.
+    /// Evicts a pod if it is still this one, and on the node whose agent says that it has its NIC:
+    /// an agent is trusted with its own node, not with the pods of others. 429 is a disruption
+    /// budget, which is asked again later.
     ///
     /// `Api::evict` writes the options under a name that servers do not know, so that the UID would
     /// not count. The body has no version, since 1.20 and 1.25 have none in common: the server
     /// takes the one that it has.
-    async fn evict(&self, namespace: &str, pod: &str, uid: &str) -> Done {
+    async fn evict(&self, namespace: &str, pod: &str, uid: &str, node: &str) -> Done {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let is_there = |found: &Pod| {
+            let on = found.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            found.metadata.uid.as_deref() == Some(uid) && on == Some(node)
+        };
+        if !pods.get_opt(pod).await?.as_ref().is_some_and(is_there) {
+            return Ok(Outcome::Guarded);
+        }
         let body = serde_json::json!({
             "metadata": { "name": pod, "namespace": namespace },
             "deleteOptions": { "preconditions": { "uid": uid } },
@@ -314,3 +325,7 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

@@ -265,6 +265,11 @@ impl Index {
         self.rolling.of(node).next().is_some()
     }
 
+    /// Whether a policy's rollout has come to a node.
+    pub(super) fn rolls(&self, policy: &str, node: &str) -> bool {
+        self.rolling.has(node, policy)
+    }
+
     pub(super) fn policies_with_pool(&self, pool: &str) -> impl Iterator<Item = &str> {
         names(&self.pool_policies, pool)
     }

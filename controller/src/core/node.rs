@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use vhost_rdma_cluster_api::{
-    NetworkBacking, NodeBlock, NodeNetwork, NodePool, NodeTenant, PolicyPool, RdmaNetwork,
-    RdmaNicClassSpec, RdmaNode, RdmaNodeSpec, check,
+    NetworkBacking, NicStatus, NodeBlock, NodeNetwork, NodePool, NodeTenant, PolicyPool,
+    RdmaNetwork, RdmaNicClassSpec, RdmaNode, RdmaNodeSpec, check,
 };
 
 use super::index::is_outdated;
@@ -190,15 +190,21 @@ fn revision(network: &RdmaNetwork, nic: &RdmaNicClassSpec) -> String {
     format!("{:016x}", digest(&fixed.to_string()))
 }
 
-/// IDs whose pods are to move: only while the policy's rollout has come to this node.
+/// IDs whose pods are to move: only while the rollout of their pool's policy has come to this node.
+/// Another policy may evict nobody, or have no more nodes at a time. A pool that is gone is that of
+/// every policy of the node.
 fn cordon(world: &World, name: &str, spec: &RdmaNodeSpec) -> Vec<String> {
     if !world.is_rolling(name) {
         return Vec::new();
     }
+    let may_move = |nic: &NicStatus| {
+        let pool = spec.pools.iter().find(|pool| pool.name == nic.pool);
+        pool.is_none_or(|pool| world.index.rolls(&pool.policy, name))
+    };
     let mut ids: Vec<String> = world
         .nics(name)
         .iter()
-        .filter(|nic| is_outdated(spec, nic))
+        .filter(|nic| is_outdated(spec, nic) && may_move(nic))
         .map(|nic| nic.id.clone())
         .collect();
     ids.sort();
@@ -243,6 +249,7 @@ fn evict(object: &RdmaNode, plan: &mut Plan) {
             namespace: namespace.clone(),
             pod: pod.clone(),
             uid: uid.clone(),
+            node: object.metadata.name.clone().unwrap_or_default(),
         });
         plan.again = Some(EVICT_AGAIN);
     }
@@ -255,11 +262,14 @@ fn leaving(world: &World, name: &str, object: &RdmaNode, now: Mono, settings: &S
             let emptied = RdmaNode { spec: RdmaNodeSpec::default(), ..object.clone() };
             return vec![Write::ReplaceNode(emptied)].into();
         }
-        // Only an agent that has seen the empty specification grants no NIC any more.
+        // Only an agent that has seen the empty specification grants no NIC any more. A network is
+        // there without a NIC, too, as long as the daemon has one that no pod was admitted to, and
+        // nobody else says that its number is taken.
         let idle = object.status.as_ref().is_none_or(|status| {
             status.observed_generation >= object.metadata.generation
                 && status.nics.is_empty()
                 && status.blocks.is_empty()
+                && status.networks.is_empty()
         });
         // The version goes with it: a status that the agent writes meanwhile keeps the object.
         let writes = idle.then(|| Write::DeleteNode(object.clone(), None));
@@ -273,3 +283,7 @@ fn leaving(world: &World, name: &str, object: &RdmaNode, now: Mono, settings: &S
     let guard = Guard::NodeIsGone { node: name.to_owned() };
     vec![Write::DeleteNode(object.clone(), Some(guard))].into()
 }
+
+#[cfg(test)]
+#[path = "node_tests.rs"]
+mod tests;

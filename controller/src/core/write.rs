@@ -165,6 +165,8 @@ pub enum Write {
         pod: String,
         /// Its UID: a pod of the same name that came later stays.
         uid: String,
+        /// The node whose agent says that it has a NIC of this pod: one of another node stays.
+        node: String,
     },
     /// The authority's next step, from this version on.
     Authority(Step, String),
