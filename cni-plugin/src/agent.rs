@@ -75,6 +75,19 @@ impl Agent {
         Ok(records)
     }
 
+    /// What there is to undo of one attachment of a NIC by now; nothing if that was done.
+    pub(crate) fn again(&self, record: &Record) -> Result<Vec<Record>, Error> {
+        let container = &record.attachment.container_id;
+        let mut records = self.records(&Request::Detach(api::Detach {
+            container_id: container.clone(),
+            if_name: Some(record.attachment.if_name.clone()),
+            device_id: Some(record.nic.id.clone()),
+        }))?;
+        answer::records(&records, Some(container))?;
+        records.retain(|now| now.attachment == record.attachment && now.nic.id == record.nic.id);
+        Ok(records)
+    }
+
     /// Tells it that NICs of an attachment are put back.
     pub(crate) fn detached(
         &self,

@@ -37,9 +37,13 @@ pub(crate) fn records(
         let undone = || {
             // Where only an address is left the NIC is another's by now, and IPAM plugins have
             // locks of their own.
-            let own = record.steps.iter().any(|step| !matches!(step, Step::Ipam { .. }));
-            let all = own || record.steps.is_empty();
-            let _lock = all.then(|| Lock::take(&locks, &record.nic.id)).transpose()?;
+            let _lock = has_nic(record).then(|| Lock::take(&locks, &record.nic.id)).transpose()?;
+            // What was said before the lock was held is old: another call may have undone it, and
+            // the NIC be the next pod's, or have done more. Only under the lock it stays true.
+            let again = if has_nic(record) { agent.again(record)? } else { vec![record.clone()] };
+            let Some(record) = again.iter().find(|now| has_nic(now) == has_nic(record)) else {
+                return Ok(());
+            };
             let remembered = Path::new(&record.netns);
             let paths = [netns.unwrap_or(remembered), remembered];
             let told = record.done.as_ref();
@@ -67,6 +71,12 @@ pub(crate) fn records(
             Err(first.details(details.trim_start()))
         }
     }
+}
+
+/// Whether an attachment has its NIC still, and not only an address that is left of it.
+fn has_nic(record: &Record) -> bool {
+    let own = record.steps.iter().any(|step| !matches!(step, Step::Ipam { .. }));
+    own || record.steps.is_empty()
 }
 
 /// What came of it.

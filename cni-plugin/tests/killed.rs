@@ -93,8 +93,8 @@ fn killed_at_each_word_with_the_agent_then_del_or_gc() {
             }
         }
     }
-    // And DEL itself: detach, detached, detached.
-    for number in 0..3 {
+    // And DEL itself: detach, then detach and detached for each NIC.
+    for number in 0..5 {
         for when in [Kill::Before(number), Kill::After(number)] {
             lab.call("ADD", &pod, &config).good();
             agent.kill(Some(when));
@@ -148,4 +148,24 @@ fn killed_after_each_system_call_that_changes_the_host() {
         }
     }
     assert!(kills > 20, "only {kills} system calls were found to kill it at");
+}
+
+/// A runtime that gave an ADD up while it waited: what that made before the DEL has its turn is
+/// undone, too.
+#[test]
+fn a_del_that_waited_undoes_what_was_made_meanwhile() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    let agent = FakeAgent::start(&lab.socket(), vec![vhost_user("blue-0", "rdma0", "t0")]);
+    let config = chained(&lab, "1.0.0", &pod);
+    lab.call("ADD", &pod, &config).good();
+    agent.ledger().requests.clear();
+    let made = std::mem::take(&mut agent.ledger().records[0].steps);
+    let held = lab.hold("blue-0");
+    let late = lab.start(&variables("DEL", &pod.path, "eth1", "/"), config.to_string().as_bytes());
+    lab::until_detach(&agent);
+    agent.ledger().records[0].steps = made;
+    drop(held);
+    answer(late).good();
+    assert_eq!((pod.left(), lab.left_on_host()), (vec![], vec![]));
+    assert!(agent.ledger().records.is_empty());
 }

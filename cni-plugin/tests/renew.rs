@@ -292,3 +292,24 @@ fn a_function_that_is_somebody_elses_by_now_is_left_alone() {
     lab.call("DEL", &pod, &config(&lab)).good();
     assert_eq!(kernel.counts(), (1, 1));
 }
+
+/// Of two DELs, the runtime's and its agent's, one waits for the other. When its turn comes the
+/// function may be the next pod's.
+#[test]
+fn a_del_that_waited_undoes_nothing_that_is_undone() {
+    let (lab, pod) = (Lab::new(), Pod::new());
+    lab.ipam();
+    let kernel = Kernel::start(&lab);
+    prepared(&lab);
+    let agent = FakeAgent::start(&lab.socket(), vec![nic()]);
+    lab.call("ADD", &pod, &config(&lab)).good();
+    agent.ledger().requests.clear();
+    let held = lab.hold("vf-0");
+    let variables = lab::variables("DEL", &pod.path, "eth1", lab.dir.path().to_str().unwrap());
+    let late = lab.start(&variables, config(&lab).to_string().as_bytes());
+    lab::until_detach(&agent);
+    agent.ledger().records.clear();
+    drop(held);
+    lab::answer(late).good();
+    assert_eq!(kernel.counts(), (0, 0), "it is somebody else's by now");
+}

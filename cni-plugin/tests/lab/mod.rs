@@ -17,7 +17,7 @@ use std::time::Duration;
 use rdma_netlink::Netns;
 use rdma_netlink::link::{Link, Links};
 use serde_json::{Value, json};
-use vhost_rdma_agent_api::{Companion, NetnsMode, Nic, Personality};
+use vhost_rdma_agent_api::{Companion, NetnsMode, Nic, Personality, Request};
 
 pub(crate) use agent::{FakeAgent, Kill};
 
@@ -165,6 +165,15 @@ esac
         self.run(&variables(command, &pod.path, "eth1", self.dir.path().to_str().unwrap()), config)
     }
 
+    /// Holds a NIC as another call would, until this is dropped.
+    pub(crate) fn hold(&self, nic: &str) -> std::fs::File {
+        let locks = self.dir.path().join("locks");
+        std::fs::create_dir_all(&locks).unwrap();
+        let file = std::fs::File::create(locks.join(nic)).unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        file
+    }
+
     /// The interfaces of the host beside `lo` and `br0`.
     pub(crate) fn left_on_host(&self) -> Vec<String> {
         names(&self.host, &["lo", "br0"])
@@ -287,6 +296,12 @@ pub(crate) fn vf(id: &str, if_name: &str, netdev: &str) -> Nic {
         },
         ..vhost_user(id, if_name, "")
     }
+}
+
+/// Waits until somebody was told what there is to undo.
+pub(crate) fn until_detach(agent: &FakeAgent) {
+    let told = |request: &Request| matches!(request, Request::Detach(_));
+    until("a DEL", || agent.ledger().requests.iter().any(told));
 }
 
 /// Waits for something, with a bound.
