@@ -8,8 +8,36 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The rough shape, for the schema: what is inside is checked by [`Cidr::from_str`].
-const PATTERN: &str = "^[0-9a-fA-F:.]{2,45}/[0-9]{1,3}$";
+/// Four octets.
+macro_rules! v4 {
+    () => {
+        "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])[.]){3}\
+         (25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+    };
+}
+
+/// What the schema lets through: an IPv4 or IPv6 range (RFC 4291 §2.2 without embedded IPv4
+/// addresses but mapped ones, which is how those are written). An API server stores nothing else,
+/// so nothing is stored that could not be read. What is behind the prefix no pattern sees.
+pub(crate) const PATTERN: &str = concat!(
+    "^(",
+    v4!(),
+    "/(3[0-2]|[12]?[0-9])|(",
+    "([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|",
+    "([0-9a-fA-F]{1,4}:){1,7}:|",
+    "([0-9a-fA-F]{1,4}:){1,6}:[0-9a-fA-F]{1,4}|",
+    "([0-9a-fA-F]{1,4}:){1,5}(:[0-9a-fA-F]{1,4}){1,2}|",
+    "([0-9a-fA-F]{1,4}:){1,4}(:[0-9a-fA-F]{1,4}){1,3}|",
+    "([0-9a-fA-F]{1,4}:){1,3}(:[0-9a-fA-F]{1,4}){1,4}|",
+    "([0-9a-fA-F]{1,4}:){1,2}(:[0-9a-fA-F]{1,4}){1,5}|",
+    "[0-9a-fA-F]{1,4}:(:[0-9a-fA-F]{1,4}){1,6}|",
+    ":(:[0-9a-fA-F]{1,4}){1,7}|::|::[fF]{4}:",
+    v4!(),
+    ")/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$",
+);
+
+/// The longest text that has this shape.
+const LENGTH_MAX: usize = "1111:2222:3333:4444:5555:6666:7777:8888/128".len();
 
 /// A range of addresses that begins at a multiple of its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -170,7 +198,12 @@ impl Serialize for Cidr {
 
 impl<'de> Deserialize<'de> for Cidr {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        Cow::<'de, str>::deserialize(input)?.parse().map_err(serde::de::Error::custom)
+        // `10.0.0.1/16` has the right shape, so it is stored; and one object that cannot be read
+        // keeps its whole kind from being watched. It means the range that holds the address.
+        match Cow::<'de, str>::deserialize(input)?.parse() {
+            Ok(range) | Err(CidrError::Bits(_, range)) => Ok(range),
+            Err(error) => Err(serde::de::Error::custom(error)),
+        }
     }
 }
 
@@ -184,7 +217,7 @@ impl JsonSchema for Cidr {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "pattern": PATTERN })
+        json_schema!({ "type": "string", "pattern": PATTERN, "maxLength": LENGTH_MAX })
     }
 }
 

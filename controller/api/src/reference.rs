@@ -129,6 +129,8 @@ fn type_of(field: &Value) -> String {
         return format!("list of {}", type_of(items));
     }
     match (text("type"), text("pattern")) {
+        // Longer than what it says.
+        (Some(_), Some(crate::cidr::PATTERN)) => "range such as `10.0.0.0/16`".to_owned(),
         (Some(kind), Some(pattern)) => format!("{kind} `{}`", pattern.replace('|', "\\|")),
         (Some("object"), None) if field.get("additionalProperties").is_some() => "map".to_owned(),
         (kind, _) => kind.unwrap_or("any").to_owned(),

@@ -423,9 +423,85 @@ fn what_cel_cannot_know_the_controller_checks() {
     }
 }
 
+/// What a schema lets through an API server stores, and of a kind that has one object that cannot be
+/// read nothing can be watched.
 #[test]
-fn the_schema_has_the_shapes_of_ranges_and_addresses() {
-    let text = crd::manifest(&RdmaNetwork::crd(), false).unwrap();
-    assert!(text.contains("^[0-9a-fA-F:.]{2,45}/[0-9]{1,3}$"), "{text}");
+fn every_range_that_the_schema_takes_is_read() {
+    let crd = serde_json::to_value(RdmaNetwork::crd()).unwrap();
+    let pattern = crd
+        .pointer(
+            "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/allow/items/pattern",
+        )
+        .and_then(Value::as_str)
+        .unwrap();
+    let pattern = regex::Regex::new(pattern).unwrap();
+    let taken = [
+        "10.0.0.0/16",
+        "0.0.0.0/0",
+        "255.255.255.255/32",
+        "::/0",
+        "::1/128",
+        "fd00::/48",
+        "1:2:3:4:5:6:7:8/128",
+        "1::8/127",
+        "1:2:3:4:5:6:7::/112",
+        "::2:3:4:5:6:7:8/128",
+        "fd00:0:0:1::/64",
+        "::ffff:10.0.0.0/120",
+        "FD00::A/128",
+        // What is behind the prefix no pattern can see.
+        "10.0.0.1/16",
+        "fd00::1/48",
+    ];
+    for text in taken {
+        assert!(pattern.is_match(text), "{text}");
+        let read: Result<Cidr, _> = serde_json::from_value(text.into());
+        assert!(read.is_ok(), "{text}: {read:?}");
+    }
+    let refused = [
+        "10.0.0.0",
+        "10.0.0/16",
+        "10.0.0.256/32",
+        "10.0.0.0/33",
+        "10.0.0.0/016",
+        "01.0.0.0/8",
+        "::/129",
+        "1:2/64",
+        "1:2:3:4:5:6:7:8:9/64",
+        "1::2::3/64",
+        "1:2:3:4:5:6:7:8::/64",
+        "12345::/16",
+        ":/8",
+        "::/",
+        "10.0.0.0/8 ",
+        "::ffff:10.0.0.256/120",
+    ];
+    for text in refused {
+        assert!(!pattern.is_match(text), "{text}");
+    }
+}
+
+/// Texts of which many are nearly ranges.
+const RANGE_LIKE: &str = "([0-9a-f]{1,3}[:.]){0,8}(:[0-9a-f]{1,3}){0,7}:{0,2}/[0-9]{1,3}";
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        failure_persistence: None,
+        ..proptest::prelude::ProptestConfig::default()
+    })]
+
+    #[test]
+    fn whatever_range_the_schema_takes_is_read(text in RANGE_LIKE) {
+        let schema = serde_json::to_value(schemars::schema_for!(Cidr)).unwrap();
+        let pattern = regex::Regex::new(schema["pattern"].as_str().unwrap()).unwrap();
+        if pattern.is_match(&text) {
+            let read: Result<Cidr, _> = serde_json::from_value(text.clone().into());
+            proptest::prop_assert!(read.is_ok(), "{text}: {read:?}");
+        }
+    }
+}
+
+#[test]
+fn a_mac_address_is_that_of_one_station() {
     assert!(crd::manifest(&RdmaNic::crd(), false).unwrap().contains("[02468ace]"));
 }

@@ -159,6 +159,17 @@ fn networks() -> Vec<Case> {
             ipam("10.0.0.0", 64),
             "spec.ipam.cidrs[0] in body should match",
         )
+        .refused(
+            "a range of no address",
+            ipam("10.0.0.256/16", 64),
+            "spec.ipam.cidrs[0] in body should match",
+        )
+        .refused(
+            "a range of 33 bits",
+            ipam("10.0.0.0/33", 64),
+            "spec.ipam.cidrs[0] in body should match",
+        )
+        .taken("a range with bits behind its prefix", ipam("10.0.0.1/16", 64))
         .refused("a block of 48", ipam("10.0.0.0/16", 48), "spec.ipam.blockSize: Unsupported value")
         .refused(
             "no range",
