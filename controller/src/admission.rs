@@ -7,8 +7,8 @@
 //! node reports the pod's NICs, which then count themselves, and when the pod is gone.
 //!
 //! A network that pods use, and a named NIC that a pod has, are not deleted: whoever asks is told
-//! the pods. That is asked of the copy of the cluster, and of the NIC as the API server has it. A pod that comes at the same moment is what
-//! the network's finalizer is for.
+//! the pods. That is asked of the copy of the cluster, and of the NIC as the API server has it. A
+//! pod that comes at the same moment is what the network's finalizer is for.
 //!
 //! Pods that ask for none of our resources are none of this; the configuration of the API server
 //! (`manifests/admission`) does not even ask. The path has a secret part, without which anybody in

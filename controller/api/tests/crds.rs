@@ -423,8 +423,8 @@ fn what_cel_cannot_know_the_controller_checks() {
     }
 }
 
-/// What a schema lets through an API server stores, and of a kind that has one object that cannot be
-/// read nothing can be watched.
+/// What a schema lets through an API server stores, and of a kind that has one object that cannot
+/// be read nothing can be watched.
 #[test]
 fn every_range_that_the_schema_takes_is_read() {
     let crd = serde_json::to_value(RdmaNetwork::crd()).unwrap();
