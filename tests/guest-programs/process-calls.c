@@ -8,7 +8,8 @@
  * acknowledged (ibv_destroy_cq(3), ibv_get_async_event(3)), and no other object's event is lost.
  * Room: what a program makes and ends again costs nothing, whatever its size; a full table of
  * descriptors is EMFILE, and costs no more than that call. Returning: a device that was lost can be
- * had again, and a child of fork() has one of its own.
+ * had again, and a child of fork() has one of its own. Apart: descriptors that the program has
+ * closed, and threads that it cancels.
  *
  * Each case is a process of its own: it prints "ok NAME", or "fail NAME: why", and exit status is 0
  * only if all were ok.
@@ -76,6 +77,7 @@ static struct ibv_context *open_device(void)
 #include "process-calls-ends.h"
 #include "process-calls-room.h"
 #include "process-calls-returns.h"
+#include "process-calls-apart.h"
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
 
@@ -90,6 +92,10 @@ static const struct test {
 	{ "channels", channels },     { "full", full },
 	{ "greedy", greedy },	      { "inlined", inlined },
 	{ "children", children },     { "appears", appears },
+	{ "closes-between", closes_between },
+	{ "closes-under", closes_under },
+	{ "closes-for-file", closes_for_file },
+	{ "cancels", cancels },
 };
 
 static bool passes(const struct test *test)

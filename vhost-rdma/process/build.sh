@@ -35,7 +35,7 @@ if [ ! -f "$tree/.made-of" ] || [ "$(cat "$tree/.made-of")" != "$source $stamp" 
 	# Our provider is a part of the library: no file in /etc has to name it.
 	sources='local/device.c local/kernel.c local/kernel_dm.c local/memory.c local/session.c'
 	sources="$sources local/kernel_mr.c local/private.c local/mirror.c local/jobs.c local/cm.c"
-	sources="$sources local/idle.c local/loan.c local/maps.c local/events.c"
+	sources="$sources local/idle.c local/loan.c local/maps.c local/events.c local/apart.c"
 	for file in ah cq cq_ex dm mr post post_ex qp srq; do
 		sources="$sources local/$file.c"
 	done
@@ -46,6 +46,9 @@ if [ ! -f "$tree/.made-of" ] || [ "$(cat "$tree/.made-of")" != "$source $stamp" 
 	  local/post.c local/post_ex.c local/qp.c local/srq.c local/rings.c)
 	set_source_files_properties(${LOCAL_SHARED} PROPERTIES COMPILE_OPTIONS
 	  "-include;${CMAKE_CURRENT_SOURCE_DIR}/local/kernel.h")
+	# It stays after dlclose(3), as rdma-core's does once a provider is loaded: else what it
+	# keeps for the next device would stay, and nobody would know of it.
+	set_property(TARGET ibverbs APPEND_STRING PROPERTY LINK_FLAGS " -Wl,-z,nodelete")
 	CMAKE
 	echo "$source $stamp" > "$tree/.made-of"
 fi

@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "cm.h"
@@ -48,8 +49,9 @@ void vrdma_kick_ioctl(struct vrdma_context *ctx)
 	struct vrdma_session *session = vrdma_session_of(&ctx->vctx.context);
 	uint64_t one = 1;
 
-	if (session)
-		(void)!write(session->kick, &one, sizeof(one));
+	/* Not write(2) of the C library, a point of cancellation: the queue's lock is held. */
+	if (session && vrdma_file_is_ours(&session->own))
+		(void)!syscall(SYS_write, session->kick, &one, sizeof(one));
 }
 
 /* ---- Channels, addresses --------------------------------------------------------------------- */
@@ -70,6 +72,8 @@ static void sweep(struct vrdma_session *session)
 {
 	struct vrdma_channel **at = &session->channels, *channel;
 
+	if (!vrdma_file_is_ours(&session->own))
+		return;
 	while ((channel = *at)) {
 		if (channel->of || is_read(channel)) {
 			at = &channel->next;
@@ -115,11 +119,11 @@ static int create_channel(struct ibv_comp_channel *of)
 	channel->events.take = fds[0];
 	channel->events.put = fds[1];
 	of->fd = fds[0];
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	sweep(session);
 	channel->next = session->channels;
 	session->channels = channel;
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return 0;
 }
 
@@ -132,20 +136,20 @@ static void destroy_channel(struct ibv_comp_channel *of)
 	close(of->fd);
 	if (!session)
 		return;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	for (channel = session->channels; channel && channel->of != of; channel = channel->next)
 		;
 	if (channel) {
 		number = channel->number;
 		channel->of = NULL;
 	}
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	if (!channel)
 		return;
 	remove_channel(session, number);
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	sweep(session);
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 }
 
 static int query_gid(struct ibv_context *context, uint32_t port, uint32_t index,

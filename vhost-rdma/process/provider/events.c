@@ -187,11 +187,8 @@ static ssize_t take(struct vrdma_session *session, int fd, void *event, size_t s
 {
 	struct vrdma_events *events;
 	ssize_t got;
-	int cancel;
 
-	/* Nobody is cancelled with the lock. */
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	got = recv(fd, event, size, MSG_DONTWAIT);
 	if (got == (ssize_t)size) {
 		count_read(event, size);
@@ -199,8 +196,7 @@ static ssize_t take(struct vrdma_session *session, int fd, void *event, size_t s
 		if (events)
 			put_late(session, events);
 	}
-	pthread_mutex_unlock(&session->tables);
-	pthread_setcancelstate(cancel, NULL);
+	vrdma_tables_unlock(session);
 	return got;
 }
 

@@ -241,7 +241,7 @@ static void say(const struct vrdma_mirror *mirror, const struct done *done, size
 	ssize_t n;
 
 	do
-		n = send(mirror->jobs, done, count * sizeof(*done), MSG_NOSIGNAL);
+		n = send(mirror->jobs.fd, done, count * sizeof(*done), MSG_NOSIGNAL);
 	while (n < 0 && errno == EINTR);
 }
 
@@ -258,10 +258,13 @@ static void *serve_all(void *arg)
 	ssize_t n;
 
 	for (;;) {
-		n = recv(mirror->jobs, jobs, sizeof(jobs), 0);
+		n = recv(mirror->jobs.fd, jobs, sizeof(jobs), 0);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n <= 0 || (size_t)n % sizeof(jobs[0]))
+			return NULL;
+		/* It may have been closed meanwhile. */
+		if (!vrdma_file_is_ours(&mirror->jobs))
 			return NULL;
 		count = (size_t)n / sizeof(jobs[0]);
 		for (i = 0, ready = 0; i < count; i++) {
@@ -298,22 +301,25 @@ static int start(struct vrdma_mirror *mirror)
 int vrdma_jobs_begin(struct vrdma_session *session, struct vrdma_mirror *mirror)
 {
 	struct vrdma_request request = { VRDMA_MIRROR_ADD, NULL, 0, -1 };
-	struct vrdma_answer answer = { NULL, 0, &mirror->jobs, 1 };
-	int ret;
+	int fd = -1, ret;
+	struct vrdma_answer answer = { NULL, 0, &fd, 1 };
 
 	ret = vrdma_ask(session, &request, &answer);
 	if (ret)
 		return ret;
+	mirror->jobs = vrdma_file_of(fd);
 	mirror->pid = getpid();
 	ret = start(mirror);
 	if (ret)
-		close(mirror->jobs);
+		close(fd);
 	return ret;
 }
 
 void vrdma_jobs_end(struct vrdma_mirror *mirror)
 {
-	shutdown(mirror->jobs, SHUT_RDWR);
+	/* Else it has ended, or does so with the session. */
+	if (vrdma_file_is_ours(&mirror->jobs))
+		shutdown(mirror->jobs.fd, SHUT_RDWR);
 	pthread_join(mirror->worker, NULL);
-	close(mirror->jobs);
+	vrdma_file_close(&mirror->jobs);
 }

@@ -72,9 +72,9 @@ static uint8_t *db_page(struct vrdma_session *session, uint32_t number)
 
 	if (!session || number >= VRDMA_DB_PAGES)
 		return NULL;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	page = session->db_pages[number];
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return page;
 }
 
@@ -84,26 +84,26 @@ static uint8_t *db_take(struct vrdma_session *session)
 	uint8_t *page = NULL;
 	uint32_t i;
 
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	for (i = 0; i < VRDMA_DB_PAGES && session->db_taken[i]; i++)
 		;
 	if (i < VRDMA_DB_PAGES) {
 		session->db_taken[i] = 1;
 		page = session->doorbells + i * VRDMA_DB_PAGE;
 	}
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return page;
 }
 
 /* `number` is the device's, or VRDMA_DB_PAGES: it has none for it. */
 static void db_put(struct vrdma_session *session, uint8_t *page, uint32_t number)
 {
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	if (number < VRDMA_DB_PAGES)
 		session->db_pages[number] = page;
 	else
 		session->db_taken[(size_t)(page - session->doorbells) / VRDMA_DB_PAGE] = 0;
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 }
 
 static int add_db_page(struct vrdma_session *session, struct ibv_context *context, uint16_t opcode)
@@ -374,11 +374,11 @@ static uint32_t channel_number(struct ibv_context *context, struct ibv_comp_chan
 
 	if (!session || !of)
 		return 0;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	for (channel = session->channels; channel && channel->of != of; channel = channel->next)
 		;
 	number = channel ? channel->number : 0;
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return number;
 }
 
@@ -454,10 +454,10 @@ static void forget(struct ibv_context *context, void *object)
 
 	if (!session)
 		return;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	vrdma_events_drop(session, &session->events, (uintptr_t)object,
 			  sizeof(struct ib_uverbs_async_event_desc));
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 }
 
 /* Those of a queue pair or a shared receive queue that were read are waited for. */
@@ -476,13 +476,13 @@ static void forget_completions(struct vrdma_session *session, struct ibv_cq *cq)
 	struct vrdma_channel *channel;
 
 	vrdma_sleeper_drop(session, cq);
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	for (channel = session->channels; channel; channel = channel->next) {
 		if (channel->of == cq->channel)
 			vrdma_events_drop(session, &channel->events, (uintptr_t)cq,
 					  sizeof(struct ib_uverbs_comp_event_desc));
 	}
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 }
 
 int vrdma_local_destroy_cq(struct ibv_cq *cq)

@@ -398,7 +398,7 @@ int vrdma_lend(struct vrdma_session *session, const struct vrdma_filed *filed, u
 {
 	int ret = 0;
 
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	*loan = find_loan(session, filed, at, len);
 	if (!*loan)
 		ret = new_loan(session, filed, at, len, loan);
@@ -406,7 +406,7 @@ int vrdma_lend(struct vrdma_session *session, const struct vrdma_filed *filed, u
 		(*loan)->users++;
 		*there = (*loan)->base + (in_file(&filed->maps[0], at) - (*loan)->parts[0].offset);
 	}
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return ret;
 }
 
@@ -416,26 +416,26 @@ int vrdma_loan_keep(struct vrdma_session *session, struct vrdma_loan *loan, uint
 
 	if (!lent)
 		return ENOMEM;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	at = &session->lent[(key >> 8) % VRDMA_LENT_BUCKETS];
 	*lent = (struct vrdma_lent){ *at, key, loan };
 	*at = lent;
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return 0;
 }
 
 void vrdma_loan_drop(struct vrdma_session *session, struct vrdma_loan *loan)
 {
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	put_loan(session, loan);
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 }
 
 void vrdma_loan_gone(struct vrdma_session *session, struct vrdma_loan *loan)
 {
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	loan->gone = 1;
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 }
 
 int vrdma_is_lent(struct vrdma_session *session, uint32_t key)
@@ -444,9 +444,9 @@ int vrdma_is_lent(struct vrdma_session *session, uint32_t key)
 
 	if (!session)
 		return 0;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	found = !!*lent_at(session, key);
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return found;
 }
 
@@ -456,14 +456,14 @@ void vrdma_lent_forget(struct vrdma_session *session, uint32_t key)
 
 	if (!session)
 		return;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	at = lent_at(session, key);
 	lent = *at;
 	if (lent) {
 		*at = lent->next;
 		put_loan(session, lent->loan);
 	}
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	free(lent);
 }
 

@@ -32,7 +32,7 @@ struct shared {
 	struct shared *next;
 	uint8_t *base;
 	size_t len;
-	int fd;
+	struct vrdma_file file;
 	int taken;	/* of a large one, by its allocation */
 	uint8_t used[BITS];
 };
@@ -63,14 +63,16 @@ int vrdma_no_file(void)
 static struct shared *new_piece(size_t len)
 {
 	struct shared *piece = calloc(1, sizeof(*piece));
+	int fd;
 
 	if (!piece)
 		return NULL;
 	piece->len = len;
-	piece->fd = vrdma_sealed_file(piece->len);
-	if (piece->fd < 0)
+	fd = vrdma_sealed_file(piece->len);
+	if (fd < 0)
 		goto err;
-	piece->base = mmap(NULL, piece->len, PROT_READ | PROT_WRITE, MAP_SHARED, piece->fd, 0);
+	piece->file = vrdma_file_of(fd);
+	piece->base = mmap(NULL, piece->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (piece->base == MAP_FAILED)
 		goto err_fd;
 	madvise(piece->base, piece->len, MADV_DONTFORK);
@@ -79,7 +81,7 @@ static struct shared *new_piece(size_t len)
 	return piece;
 
 err_fd:
-	close(piece->fd);
+	close(fd);
 err:
 	free(piece);
 	return NULL;
@@ -89,7 +91,8 @@ static void *alloc_in(struct shared *piece, size_t pages)
 {
 	size_t run = 0, i;
 
-	if (piece->len > PIECE)
+	/* What the program has closed cannot be given to another session. */
+	if (piece->len > PIECE || !vrdma_file_is_ours(&piece->file))
 		return NULL;
 	for (i = 0; i < BITS; i++) {
 		run = piece->used[i] ? 0 : run + 1;
@@ -112,7 +115,7 @@ static struct shared *free_large(size_t len)
 
 	for (piece = all; piece; piece = piece->next) {
 		if (piece->len > PIECE && !piece->taken && piece->len >= len &&
-		    (!best || piece->len < best->len))
+		    (!best || piece->len < best->len) && vrdma_file_is_ours(&piece->file))
 			best = piece;
 	}
 	return best;
@@ -170,13 +173,17 @@ int vrdma_pages_free(void *addr, size_t len)
 			break;
 	}
 	if (piece) {
-		/* The next user finds zeroes, and the host has its memory back. */
-		fallocate(piece->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
-			  (off_t)len);
+		/*
+		 * The next user finds zeroes, and the host has its memory back. By the mapping: the
+		 * descriptor may be another file's by now. Not so of locked memory (mlockall(2)).
+		 */
+		len = (len + PAGE - 1) / PAGE * PAGE;
+		if (madvise(addr, len, MADV_REMOVE))
+			memset(addr, 0, len);
 		if (piece->len > PIECE)
 			piece->taken = 0;
 		else
-			memset(&piece->used[at / PAGE], 0, (len + PAGE - 1) / PAGE);
+			memset(&piece->used[at / PAGE], 0, len / PAGE);
 	}
 	pthread_mutex_unlock(&shared_lock);
 	return !!piece;
@@ -197,7 +204,7 @@ void vrdma_pages_after_fork(int in_child)
 
 	if (in_child) {
 		for (piece = all; piece; piece = piece->next)
-			close(piece->fd);
+			vrdma_file_close(&piece->file);
 		all = NULL;
 	}
 	pthread_mutex_unlock(&shared_lock);
@@ -262,7 +269,10 @@ static int part_of(uintptr_t addr, struct part *part)
 	pthread_mutex_lock(&shared_lock);
 	for (piece = all; piece; piece = piece->next) {
 		if (addr - (uintptr_t)piece->base < piece->len) {
-			*part = (struct part){ piece->base, piece->len, piece->fd, 0 };
+			if (!vrdma_file_is_ours(&piece->file))
+				piece = NULL;
+			else
+				*part = (struct part){ piece->base, piece->len, piece->file.fd, 0 };
 			break;
 		}
 	}
@@ -335,7 +345,7 @@ int vrdma_share(struct vrdma_session *session, const void *addr, size_t len)
 
 	if (!session)
 		return EIO;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	while (at < end && !ret) {
 		if (!part_of(at, &part)) {
 			ret = EFAULT;
@@ -345,7 +355,7 @@ int vrdma_share(struct vrdma_session *session, const void *addr, size_t len)
 			ret = tell(session, &part);
 		at = (uintptr_t)part.base + part.len;
 	}
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return ret;
 }
 

@@ -228,9 +228,12 @@ static struct vrdma_region *take_out(struct vrdma_mirror *mirror, uint32_t key)
 static void wait_for_users(const struct vrdma_region *region)
 {
 	const struct timespec moment = { .tv_nsec = 50000 };
+	int cancel;
 
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	while (__atomic_load_n(&region->users, __ATOMIC_ACQUIRE))
 		nanosleep(&moment, NULL);
+	pthread_setcancelstate(cancel, NULL);
 }
 
 /* ---- Mirrors, under the session's `tables` --------------------------------------------------- */
@@ -272,9 +275,9 @@ static int mirror_make(struct vrdma_session *session)
 
 static void region_drop(struct vrdma_session *session, struct vrdma_region *region)
 {
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	shadow_drop(session, to_vctx(session->context)->mirror, &region->shadow);
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	free(region);
 }
 
@@ -292,11 +295,11 @@ static struct vrdma_region *region_make(struct vrdma_session *session, uint8_t *
 	region->len = len;
 	region->half = align(offset + len, PAGE);
 	region->shadow.len = 2 * region->half + (offset ? PAGE : 0);
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	*ret = mirror_make(session);
 	if (!*ret)
 		*ret = shadow_make(session, to_vctx(session->context)->mirror, &region->shadow);
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	if (*ret) {
 		free(region);
 		return NULL;
@@ -369,8 +372,8 @@ static int all_is_private(void)
 	return known;
 }
 
-int vrdma_cover(struct vrdma_session *session, const void *addr, size_t len, int access,
-		struct vrdma_cover *cover)
+static int cover_it(struct vrdma_session *session, const void *addr, size_t len, int access,
+		    struct vrdma_cover *cover)
 {
 	struct vrdma_filed filed;
 	const void *there;
@@ -402,6 +405,18 @@ int vrdma_cover(struct vrdma_session *session, const void *addr, size_t len, int
 	return 0;
 }
 
+int vrdma_cover(struct vrdma_session *session, const void *addr, size_t len, int access,
+		struct vrdma_cover *cover)
+{
+	int ret, cancel;
+
+	/* Who were cancelled while he looks would leave what he looks with. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	ret = cover_it(session, addr, len, access, cover);
+	pthread_setcancelstate(cancel, NULL);
+	return ret;
+}
+
 int vrdma_cover_keep(struct vrdma_session *session, const struct vrdma_cover *cover, uint32_t key,
 		     uint64_t iova)
 {
@@ -411,9 +426,9 @@ int vrdma_cover_keep(struct vrdma_session *session, const struct vrdma_cover *co
 		return 0;
 	cover->region->key = key;
 	cover->region->iova = iova;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	insert(to_vctx(session->context)->mirror, cover->region);
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return 0;
 }
 
@@ -479,6 +494,6 @@ void vrdma_private_in_child(struct vrdma_session *session)
 
 	if (!ctx || !ctx->mirror)
 		return;
-	close(ctx->mirror->jobs);
+	vrdma_file_close(&ctx->mirror->jobs);
 	ctx->mirror = NULL;
 }

@@ -55,7 +55,7 @@ struct vrdma_mirror {
 	uint32_t kept_count;
 	/* Under the session's `tables`. */
 	struct vrdma_ground *grounds;
-	int jobs;			/* where the device's jobs come from, or -1 */
+	struct vrdma_file jobs;		/* where the device's jobs come from */
 	pid_t pid;
 	pthread_t worker;
 };

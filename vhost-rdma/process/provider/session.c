@@ -24,12 +24,15 @@
 static pthread_mutex_t sessions_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct vrdma_session *sessions;
 static struct vrdma_session *inherited;
+static int sessions_cancel;
 
 /* What is a session's alone; where it receives events is the context's to close. */
 static void close_all(struct vrdma_session *session)
 {
 	struct vrdma_channel *channel;
 
+	if (!vrdma_file_is_ours(&session->own))
+		return;
 	close(session->socket);
 	if (session->kick >= 0)
 		close(session->kick);
@@ -41,12 +44,12 @@ static void close_all(struct vrdma_session *session)
 
 static void lock_sessions(void)
 {
-	pthread_mutex_lock(&sessions_lock);
+	vrdma_hold(&sessions_lock, &sessions_cancel);
 }
 
 static void unlock_sessions(void)
 {
-	pthread_mutex_unlock(&sessions_lock);
+	vrdma_let_go(&sessions_lock, &sessions_cancel);
 }
 
 static void before_fork(void)
@@ -70,7 +73,7 @@ static void in_child(void)
 	for (at = &sessions; (session = *at); at = &session->next) {
 		close_all(session);
 		vrdma_private_in_child(session);
-		session->socket = session->kick = -1;
+		session->socket = session->kick = session->own.fd = -1;
 		session->events.put = -1;
 	}
 	/* And what the parent itself was left. */
@@ -125,7 +128,7 @@ static bool has_ended(const struct vrdma_session *session)
 {
 	struct pollfd end = { .fd = session->socket, .events = POLLRDHUP };
 
-	return poll(&end, 1, 0) == 1;
+	return !vrdma_file_is_ours(&session->own) || poll(&end, 1, 0) == 1;
 }
 
 bool vrdma_session_is_lost(int index)
@@ -173,6 +176,7 @@ static int session_begin(struct vrdma_session *session, struct ibv_context *cont
 	if (session->socket < 0) {
 		ret = errno;
 	} else {
+		session->own = vrdma_file_of(session->socket);
 		session->next = sessions;
 		sessions = session;
 	}
@@ -348,7 +352,12 @@ static int exchange(struct vrdma_session *session, const struct vrdma_request *r
 	int ret;
 
 	pthread_mutex_lock(&session->lock);
-	ret = session->socket < 0 ? EIO : send_request(session->socket, request);
+	if (session->socket < 0)
+		ret = EIO;
+	else if (!vrdma_file_is_ours(&session->own))
+		ret = EBADF;
+	else
+		ret = send_request(session->socket, request);
 	give_room(ret ? -1 : session->socket, room, answer->files);
 	if (!ret)
 		ret = receive_answer(session->socket, answer);
@@ -398,10 +407,10 @@ int vrdma_session_open(struct vrdma_session *session, const char *path,
 	ret = session_begin(session, context);
 	if (ret)
 		return ret;
-	if (connect(session->socket, (struct sockaddr *)&address, sizeof(address)))
-		ret = errno;
-	else
-		ret = vrdma_ask(session, &request, &answer);
+	do
+		ret = connect(session->socket, (struct sockaddr *)&address, sizeof(address));
+	while (ret && errno == EINTR);
+	ret = ret ? errno : vrdma_ask(session, &request, &answer);
 	if (ret) {
 		session_end(session);
 		return ret;
@@ -420,8 +429,11 @@ int vrdma_session_open(struct vrdma_session *session, const char *path,
 void vrdma_session_close(struct vrdma_session *session)
 {
 	/* A child that was made in an unlucky moment may have the socket: to close it is no end. */
-	if (session->socket >= 0)
+	if (vrdma_file_is_ours(&session->own))
 		shutdown(session->socket, SHUT_RDWR);
+	else if (session->watched)
+		/* Its wait has the last hold on the socket: that ends with it. */
+		pthread_cancel(session->watcher);
 	if (session->watched)
 		pthread_join(session->watcher, NULL);
 	vrdma_private_end(session);
@@ -460,10 +472,10 @@ int vrdma_sleeper_add(struct vrdma_session *session, const struct ibv_cq *cq)
 	if (!sleeper)
 		return ENOMEM;
 	sleeper->cq = cq;
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	sleeper->next = session->sleepers;
 	session->sleepers = sleeper;
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	return 0;
 }
 
@@ -471,13 +483,13 @@ void vrdma_sleeper_drop(struct vrdma_session *session, const struct ibv_cq *cq)
 {
 	struct vrdma_sleeper **at, *gone;
 
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	for (at = &session->sleepers; *at && (*at)->cq != cq; at = &(*at)->next)
 		;
 	gone = *at;
 	if (gone)
 		*at = gone->next;
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 	free(gone);
 }
 
@@ -491,7 +503,7 @@ static void wake(struct vrdma_session *session)
 	struct vrdma_channel *channel;
 	struct vrdma_sleeper *sleeper;
 
-	pthread_mutex_lock(&session->tables);
+	vrdma_tables_lock(session);
 	for (channel = session->channels; channel; channel = channel->next) {
 		for (sleeper = session->sleepers; sleeper; sleeper = sleeper->next) {
 			__le64 cookie = htole64((uintptr_t)sleeper->cq);
@@ -502,7 +514,7 @@ static void wake(struct vrdma_session *session)
 		}
 		shutdown(channel->events.put, SHUT_WR);
 	}
-	pthread_mutex_unlock(&session->tables);
+	vrdma_tables_unlock(session);
 }
 
 /* Everyone who waits is told: pollers by the status page, sleepers by an event. */
@@ -512,6 +524,8 @@ static void lost(struct vrdma_session *session)
 
 	mmap(session->status_map, (size_t)sysconf(_SC_PAGESIZE), PROT_READ,
 	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	if (!vrdma_file_is_ours(&session->own))
+		return;
 	(void)!send(session->events.put, &event, sizeof(event), MSG_DONTWAIT | MSG_NOSIGNAL);
 	wake(session);
 }
@@ -521,9 +535,12 @@ static void *watch(void *arg)
 	struct vrdma_session *session = arg;
 	/* Answers are whoever's who asked; only the end is ours. */
 	struct pollfd end = { .fd = session->socket, .events = POLLRDHUP };
+	int before;
 
+	/* In its wait alone it may be cancelled. */
 	while (poll(&end, 1, -1) < 0 && errno == EINTR)
 		;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
 	lost(session);
 	return NULL;
 }

@@ -13,6 +13,7 @@
 
 #include <infiniband/verbs.h>
 
+#include "apart.h"
 #include "events.h"
 #include "virtio_rdma_abi.h"
 
@@ -80,6 +81,7 @@ struct vrdma_session {
 	struct ibv_context *context;
 	int index;			/* the device's; 0: a look at one */
 	int socket;
+	struct vrdma_file own;		/* the socket; if it is not, none is ours any more */
 	int kick;
 	int status;
 	struct vrdma_events events;
@@ -90,6 +92,7 @@ struct vrdma_session {
 	struct virtio_rdma_query_device_resp attr;	/* as it was when the device was opened */
 	pthread_mutex_t lock;		/* the socket */
 	pthread_mutex_t tables;		/* what follows */
+	int cancel;			/* of who has them */
 	struct vrdma_channel *channels;
 	uint32_t late;			/* events that wait to be put back into their channels */
 	struct vrdma_sleeper *sleepers;
@@ -114,7 +117,17 @@ const struct vrdma_session *vrdma_session_inherited(const struct ibv_context *co
 /* Whether a session of the device with this index has ended, or is a parent's; and one goes on. */
 bool vrdma_session_is_lost(int index);
 bool vrdma_session_is_live(int index);
-/* An errno. */
+static inline void vrdma_tables_lock(struct vrdma_session *session)
+{
+	vrdma_hold(&session->tables, &session->cancel);
+}
+
+static inline void vrdma_tables_unlock(struct vrdma_session *session)
+{
+	vrdma_let_go(&session->tables, &session->cancel);
+}
+
+/* An errno; EBADF if the program has closed the session's descriptors. */
 int vrdma_ask(struct vrdma_session *session, const struct vrdma_request *request,
 	      const struct vrdma_answer *answer);
 /* A command of the device; `cookie` and `channel` are of an object that it makes. */
