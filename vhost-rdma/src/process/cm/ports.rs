@@ -38,8 +38,10 @@ impl Machine {
         }
     }
 
-    /// Whether two addresses of a port are in each other's way.
+    /// Whether two addresses of a port are in each other's way. An IPv4 address in IPv6's form is
+    /// the same address (ipv6(7)).
     pub(super) fn overlap(a: (IpAddr, bool), b: (IpAddr, bool)) -> bool {
+        let [a, b] = [a, b].map(|(ip, v6only)| (ip.to_canonical(), v6only));
         let covers = |(any, v6only): (IpAddr, bool), other: IpAddr| {
             any.is_unspecified() && (any.is_ipv4() == other.is_ipv4() || any.is_ipv6() && !v6only)
         };
@@ -145,14 +147,16 @@ impl Machine {
         let users = self.ports.get(&(space, port))?;
         let listens = |user: &&u32| {
             let id = self.ids.get(user).filter(|id| id.state == State::Listening);
-            id.and_then(|id| Some((id.own?.ip(), id.v6only))).is_some_and(|own| {
-                own.0 == ip || own.0.is_unspecified() && Self::overlap(own, (ip, true))
-            })
+            id.and_then(|id| Some((id.own?.ip(), id.v6only)))
+                .is_some_and(|own| Self::overlap(own, (ip, true)))
         };
         let mut found = users.iter().filter(listens);
         // The more particular one goes before.
         let exact = found.clone().find(|user| {
-            self.ids.get(user).and_then(|id| id.own).is_some_and(|own| own.ip() == ip)
+            self.ids
+                .get(user)
+                .and_then(|id| id.own)
+                .is_some_and(|own| own.ip().to_canonical() == ip)
         });
         exact.or_else(|| found.next()).copied()
     }

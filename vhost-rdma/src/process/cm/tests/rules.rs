@@ -241,6 +241,23 @@ fn a_particular_listener_goes_before_one_for_all() {
     assert_eq!(b.expects(Kind::Request).uid, 2);
 }
 
+/// An IPv4 address in IPv6's form is that address (ipv6(7)): programs of both kinds have one socket.
+#[test]
+fn who_listens_at_a_mapped_address_is_heard() {
+    let (mut a, mut b) = (Host::new(1), Host::new(2));
+    let std::net::IpAddr::V4(ip) = at(2, 0).ip() else { panic!("an IPv4 address") };
+    let mapped = SocketAddr::from((ip.to_ipv6_mapped(), 80));
+    let id = b.create(1, Space::Tcp);
+    b.ask(Command::Bind { id, address: mapped }).unwrap();
+    let other = b.create(2, Space::Tcp);
+    let taken = b.ask(Command::Bind { id: other, address: at(2, 80) });
+    assert_eq!(taken, Err(Status::EXIST), "it is the same address");
+    b.ask(Command::Listen { id, backlog: 0 }).unwrap();
+    a.connect((1, Space::Tcp), at(2, 80), param(1, b""));
+    talk(&mut a, &mut b);
+    assert_eq!(b.expects(Kind::Request).uid, 1);
+}
+
 #[test]
 fn a_group_is_joined_and_left() {
     let mut host = Host::new(1);
