@@ -45,6 +45,7 @@ const OURS: [&str; 4] = ["process-private", "process-calls", "process-channels",
 /// What the programs find in `/host`.
 const FILES: &[(&str, &str)] = &[
     ("fork.py", include_str!("../../../guest-programs/process-fork.py")),
+    ("reloads.py", include_str!("../../../guest-programs/process-reloads.py")),
     ("nccl-looks.py", include_str!("../../../guest-programs/nccl-looks.py")),
     ("mooncake-check.py", include_str!("../../../guest-programs/process-mooncake.py")),
     ("mpi-check.py", include_str!("../../../guest-programs/mpi-check.py")),

@@ -125,8 +125,9 @@ grep -q XRC /tmp/said || { cat /tmp/said >&2; exit 1; }
 
 /// Programs of ours, each with what comes before it in the script; `fork` is a parent and its
 /// children, each with devices of its own.
-const OURS: [(&str, &str, &str); 10] = [
+const OURS: [(&str, &str, &str); 11] = [
     ("fork", "", "timeout 60 python3 /host/fork.py vhost_rdma0"),
+    ("loaded and unloaded again", "", "timeout 60 python3 /host/reloads.py"),
     ("calls that answer as a kernel's", "", CALLS),
     ("the shared heap", "", "timeout 100 /host/process-heap"),
     ("what NCCL looks for", "", "timeout 60 python3 /host/nccl-looks.py"),
