@@ -108,12 +108,18 @@ impl Doorbell {
     /// Steps 2 to 5 of a post (6.4).
     #[inline]
     pub fn ring(&self, producer: u32) {
-        self.page.store32(self.index_at, producer, Ordering::Release);
-        self.page.store8(self.summary_at, 1, Ordering::Release);
+        self.ring_without_kick(producer);
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.status.load32(spec::STATUS_NEED_KICK, Ordering::Acquire) != 0 {
             self.kick();
         }
+    }
+
+    /// Steps 2 and 3: as if the host brought the kick late.
+    #[inline]
+    pub fn ring_without_kick(&self, producer: u32) {
+        self.page.store32(self.index_at, producer, Ordering::Release);
+        self.page.store8(self.summary_at, 1, Ordering::Release);
     }
 
     /// Stores the producer index alone, as the driver does when a QP went to RESET.

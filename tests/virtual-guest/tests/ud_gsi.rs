@@ -8,7 +8,7 @@
 )]
 
 use std::net::Ipv6Addr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use virtual_guest::backing::rules;
 use virtual_guest::guest::GuestConfig;
@@ -374,4 +374,34 @@ fn an_address_vector_without_a_grh_or_a_source_gid_is_refused() {
     assert_eq!(node.ctx.create_ah(node.pdn, &bare).unwrap_err().status(), Some(err::INVAL));
     let nobody = Av { sgid_index: 5, ..Av::to(node.gid) };
     assert_eq!(node.ctx.create_ah(node.pdn, &nobody).unwrap_err().status(), Some(err::INVAL));
+}
+
+/// Programs end a handle as soon as their last send is posted, and an adapter has sent it by then.
+/// Here the device sleeps, and the kick does not come: the command itself has it look.
+#[test]
+fn what_was_posted_before_its_handle_ends_is_sent() {
+    const SENDS: u32 = 8;
+    let world = World::new();
+    let (na, nb) = (world.node(), world.node());
+    let (mut a, mut b) = (datagram(&na), datagram(&nb));
+    let ah = na.ctx.create_ah(na.pdn, &Av::to(nb.gid)).unwrap();
+    let (from, to) = (na.area_of(&pattern(1, 100)), nb.area(GRH as u64 + 100));
+    for n in 0..SENDS {
+        b.qp.post_recv(n.into(), &[to.sge()]);
+    }
+    let until = Instant::now() + Duration::from_secs(5);
+    while !na.guest.need_kick() {
+        assert!(Instant::now() < until, "the device never sleeps");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for n in 0..SENDS {
+        a.qp.queue_send(&SendWr::datagram(n.into(), &[from.sge()], ah, b.qp.qpn, QKEY));
+    }
+    let (_, _, doorbell) = a.qp.raw_sq(0);
+    doorbell.ring_without_kick(SENDS);
+    na.ctx.destroy_ah(ah).expect("AH_DESTROY");
+    for _ in 0..SENDS {
+        b.rcq.ok();
+        a.scq.ok();
+    }
 }

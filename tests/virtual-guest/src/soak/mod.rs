@@ -3,9 +3,9 @@
 //! Two guests share objects of all kinds that are made, used and destroyed without end, in every
 //! order that is allowed and with every error that is not (`churn`), a third one comes and goes as
 //! VMs do (`lives`), and a connection of long standing moves verified data all the while
-//! (`traffic`). The daemon is sampled once a second, while nothing comes or goes. After a warm-up, in which allocators and
-//! tables reach their size, its memory, descriptors, threads and mappings must not grow; at the end
-//! it must know of no object, and no worker may have kept others waiting.
+//! (`traffic`). The daemon is sampled once a second, while nothing comes or goes. After a warm-up,
+//! in which allocators and tables reach their size, its memory, descriptors, threads and mappings
+//! must not grow; at the end it must know of no object, and no worker may have kept others waiting.
 
 mod churn;
 mod lives;

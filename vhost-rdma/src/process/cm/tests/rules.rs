@@ -241,7 +241,8 @@ fn a_particular_listener_goes_before_one_for_all() {
     assert_eq!(b.expects(Kind::Request).uid, 2);
 }
 
-/// An IPv4 address in IPv6's form is that address (ipv6(7)): programs of both kinds have one socket.
+/// An IPv4 address in IPv6's form is that address (ipv6(7)): programs of both kinds have one
+/// socket.
 #[test]
 fn who_listens_at_a_mapped_address_is_heard() {
     let (mut a, mut b) = (Host::new(1), Host::new(2));
