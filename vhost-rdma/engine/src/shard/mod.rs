@@ -9,7 +9,7 @@
 //! [`Port`], and guest memory is reached through `crate::memory`, already resolved.
 //!
 //! ```text
-//!  Shard ── slots, rounds, commands, parking, strain: which NICs there are, and whose turn it is
+//!  Shard ── slots, rounds, commands, parking, strain: which NICs there are, whose turn it is
 //!    ├──> soft: NICs that the daemon executes, among their peers
 //!    └──> dyn Provided: NICs that bring their verbs (rnic)
 //! ```

@@ -86,6 +86,8 @@ impl<N: Nics> Execution<'_, N> {
         let Some(nic) = self.nic_mut(id) else { return };
         nic.now = now;
         let waiting = nic.run.len();
+        // One that waits for a timer or an answer goes on waiting.
+        let first = first.filter(|qpn| nic.qps.get(qpn).is_some_and(|qp| qp.scheduled));
         if let Some(qpn) = first {
             self.settle_turn(id, qpn, budget, now);
         }
