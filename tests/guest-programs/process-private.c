@@ -14,6 +14,7 @@
  * Build: gcc -O2 -Wall -Wextra -o process-private process-private.c -libverbs -lpthread
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>

@@ -66,88 +66,96 @@ static int make_doorbells(struct vrdma_session *session)
 	return ret;
 }
 
-static uint8_t *db_page(struct vrdma_session *session, uint32_t number)
+/*
+ * The device numbers pages in the order in which it gets them (5.4), so the page of a number is
+ * where it is in the file. Others may know a new page by its doorbells before whoever added it goes
+ * on.
+ */
+static uint8_t *db_page(const struct vrdma_session *session, uint32_t number)
 {
-	uint8_t *page;
-
-	if (!session || number >= VRDMA_DB_PAGES)
-		return NULL;
-	vrdma_tables_lock(session);
-	page = session->db_pages[number];
-	vrdma_tables_unlock(session);
-	return page;
+	return number < VRDMA_DB_PAGES ? session->doorbells + number * VRDMA_DB_PAGE : NULL;
 }
 
-/* A page that the device has not got yet. One that it refused is the next one's. */
-static uint8_t *db_take(struct vrdma_session *session)
+static uint32_t db_count(const struct vrdma_session *session)
 {
-	uint8_t *page = NULL;
-	uint32_t i;
-
-	vrdma_tables_lock(session);
-	for (i = 0; i < VRDMA_DB_PAGES && session->db_taken[i]; i++)
-		;
-	if (i < VRDMA_DB_PAGES) {
-		session->db_taken[i] = 1;
-		page = session->doorbells + i * VRDMA_DB_PAGE;
-	}
-	vrdma_tables_unlock(session);
-	return page;
+	return __atomic_load_n(&session->db_count, __ATOMIC_ACQUIRE);
 }
 
-/* `number` is the device's, or VRDMA_DB_PAGES: it has none for it. */
-static void db_put(struct vrdma_session *session, uint8_t *page, uint32_t number)
-{
-	vrdma_tables_lock(session);
-	if (number < VRDMA_DB_PAGES)
-		session->db_pages[number] = page;
-	else
-		session->db_taken[(size_t)(page - session->doorbells) / VRDMA_DB_PAGE] = 0;
-	vrdma_tables_unlock(session);
-}
-
+/* Under the lock `adding`. A page that is refused is the next one's. */
 static int add_db_page(struct vrdma_session *session, struct ibv_context *context, uint16_t opcode)
 {
-	uint8_t *page = db_take(session);
-	__le64 addr = htole64((uintptr_t)page);
-	uint32_t number = 0;
+	uint32_t count = session->db_count, number = 0;
+	__le64 addr = htole64((uintptr_t)db_page(session, count));
 	__le32 resp[2];
 	int ret;
 
-	if (!page)
+	if (!addr)
 		return ENOMEM;
 	ret = vrdma_command(context, opcode, &addr, sizeof(addr), resp, sizeof(resp));
 	if (ret)
-		number = VRDMA_DB_PAGES;
-	else if (opcode == VIRTIO_RDMA_CMD_DB_PAGE_ADD)
+		return ret;
+	if (opcode == VIRTIO_RDMA_CMD_DB_PAGE_ADD)
 		number = le32toh(resp[0]);
-	db_put(session, page, number);
+	if (number != count)
+		return EIO;
+	__atomic_store_n(&session->db_count, count + 1, __ATOMIC_RELEASE);
+	return 0;
+}
+
+static int first_db_page(struct vrdma_session *session, struct ibv_context *context)
+{
+	int before, ret;
+
+	vrdma_hold(&session->adding, &before);
+	ret = add_db_page(session, context, VIRTIO_RDMA_CMD_CONTEXT_CREATE);
+	vrdma_let_go(&session->adding, &before);
 	return ret;
+}
+
+/* Whether there is one more than there were: of this thread, or of another meanwhile. */
+static bool another_db_page(struct vrdma_session *session, struct ibv_context *context,
+			    uint32_t count)
+{
+	bool more;
+	int before;
+
+	vrdma_hold(&session->adding, &before);
+	more = session->db_count != count ||
+	       !add_db_page(session, context, VIRTIO_RDMA_CMD_DB_PAGE_ADD);
+	vrdma_let_go(&session->adding, &before);
+	return more;
 }
 
 /*
  * Makes an object that has doorbells: the device gives them, and where it has no slot left another
- * page helps (5.4). A page that is refused may be so because another thread's has just come.
+ * page helps (5.4). It refuses a page to a context that has room, so what is refused for another
+ * reason is not asked for without end.
  */
 static int make_with_doorbells(struct ibv_context *context, uint16_t opcode, struct vrdma_made how,
 			       const void *req, size_t req_len, void *made, size_t made_len)
 {
 	struct vrdma_session *session = vrdma_session_of(context);
-	int ret = vrdma_command_making(context, opcode, how, req, req_len, made, made_len);
+	uint32_t count;
+	int ret;
 
-	if (ret != ENOMEM || !session)
-		return ret;
-	(void)add_db_page(session, context, VIRTIO_RDMA_CMD_DB_PAGE_ADD);
-	return vrdma_command_making(context, opcode, how, req, req_len, made, made_len);
+	do {
+		count = session ? db_count(session) : 0;
+		ret = vrdma_command_making(context, opcode, how, req, req_len, made, made_len);
+	} while (ret == ENOMEM && session && another_db_page(session, context, count));
+	return ret;
 }
 
 /* The guest's provider asks for a mapping of the page; it is the page itself. */
 static uint64_t db_mmap(struct ibv_context *context, uint32_t doorbell)
 {
-	uint8_t *page = db_page(vrdma_session_of(context), doorbell >> VIRTIO_RDMA_DB_PAGE_SHIFT);
+	struct vrdma_session *session = vrdma_session_of(context);
 	uint32_t slot = doorbell & ((1u << VIRTIO_RDMA_DB_PAGE_SHIFT) - 1);
+	uint8_t *page;
 
-	if (doorbell == VIRTIO_RDMA_DB_NONE || !page || slot >= VIRTIO_RDMA_DB_SLOTS)
+	if (doorbell == VIRTIO_RDMA_DB_NONE || !session || slot >= VIRTIO_RDMA_DB_SLOTS)
+		return 0;
+	page = db_page(session, doorbell >> VIRTIO_RDMA_DB_PAGE_SHIFT);
+	if (!page)
 		return 0;
 	/* The slot may have served another queue. */
 	__atomic_store_n((uint32_t *)(page + VIRTIO_RDMA_DB_INDEX) + slot, 0, __ATOMIC_RELEASE);
@@ -204,14 +212,14 @@ int vrdma_local_get_context(struct verbs_context *vctx, struct ibv_get_context *
 	if (!ret)
 		ret = make_doorbells(session);
 	if (!ret)
-		ret = add_db_page(session, context, VIRTIO_RDMA_CMD_CONTEXT_CREATE);
+		ret = first_db_page(session, context);
 	if (ret)
 		return ret;
 	session->attr = attr;
 	limits(drv, &attr);
 	drv->alive = session->alive;
 	drv->status_mmap = STATUS_MMAP;
-	drv->db_mmap = (uintptr_t)session->db_pages[0];
+	drv->db_mmap = (uintptr_t)db_page(session, 0);
 	context->num_comp_vectors = (int)session->comp_vectors;
 	return 0;
 }

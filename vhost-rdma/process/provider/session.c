@@ -171,6 +171,7 @@ static int session_begin(struct vrdma_session *session, struct ibv_context *cont
 	session->events.take = session->events.put = -1;
 	pthread_mutex_init(&session->lock, NULL);
 	pthread_mutex_init(&session->tables, NULL);
+	pthread_mutex_init(&session->adding, NULL);
 	lock_sessions();
 	session->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (session->socket < 0) {

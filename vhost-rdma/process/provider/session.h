@@ -99,9 +99,9 @@ struct vrdma_session {
 	struct vrdma_piece *pieces;	/* memory that the device reaches */
 	struct vrdma_loan *loans;	/* and files of the program's (loan.h) */
 	struct vrdma_lent *lent[VRDMA_LENT_BUCKETS];
+	pthread_mutex_t adding;		/* doorbell pages */
 	uint8_t *doorbells;		/* pages of a file of its own, from its beginning on */
-	uint8_t db_taken[VRDMA_DB_PAGES];
-	uint8_t *db_pages[VRDMA_DB_PAGES];	/* by the device's numbers */
+	uint32_t db_count;		/* of them the device has so many */
 	void *status_map;
 	pthread_t watcher;
 	int watched;
