@@ -392,13 +392,16 @@ impl Daemon {
         self.pids().into_iter().map(own).sum::<u64>() * 1024
     }
 
+    /// The name of what is mapped from no file, in [`Self::mappings`].
+    pub const ANONYMOUS: &'static str = "anonymous";
+
     /// Memory mappings of its processes: how many of each name.
     pub fn mappings(&self) -> BTreeMap<String, usize> {
         let mut names = BTreeMap::new();
         for pid in self.pids() {
             let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
             for line in maps.unwrap_or_default().lines() {
-                let name = line.split_whitespace().nth(5).unwrap_or("anonymous");
+                let name = line.split_whitespace().nth(5).unwrap_or(Self::ANONYMOUS);
                 *names.entry(name.to_owned()).or_default() += 1;
             }
         }

@@ -16,8 +16,10 @@ pub struct Vitals {
     pub files: usize,
     /// Threads.
     pub threads: usize,
-    /// Mappings.
+    /// Mappings of files, of guests' memory among them.
     pub mappings: usize,
+    /// Mappings of no file: memory of the C library's allocator, stacks, and what guards them.
+    pub anonymous: usize,
 }
 
 impl Vitals {
@@ -29,6 +31,7 @@ impl Vitals {
             files: self.files.min(other.files),
             threads: self.threads.min(other.threads),
             mappings: self.mappings.min(other.mappings),
+            anonymous: self.anonymous.min(other.anonymous),
         }
     }
 }
@@ -64,11 +67,14 @@ impl Daemon {
                 .filter_map(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
                 .sum::<u64>()
         };
+        let mappings = self.mappings();
+        let anonymous = mappings.get(Self::ANONYMOUS).copied().unwrap_or_default();
         Vitals {
             memory: (kib("RssAnon:") + kib("VmPTE:")) * 1024,
             files: self.open_files(),
             threads: self.threads(),
-            mappings: self.mappings().values().sum(),
+            mappings: mappings.values().sum::<usize>() - anonymous,
+            anonymous,
         }
     }
 

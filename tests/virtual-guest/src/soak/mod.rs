@@ -212,7 +212,7 @@ fn tell(world: &World, shared: &Shared, at: Duration, time: Duration) {
         vitals.memory as f64 / f64::from(1 << 20),
         vitals.files,
         vitals.threads,
-        vitals.mappings,
+        vitals.mappings + vitals.anonymous,
         turns.longest * 1e3,
     );
 }
