@@ -41,6 +41,7 @@ mod results;
 mod spec;
 mod steps;
 mod test;
+mod transcript;
 mod twice;
 mod wheels;
 

@@ -1,6 +1,7 @@
 //! Steps in order, each with its time, and a table at the end. A step that fails does not stop the
 //! others: one run tells all that is wrong. Why a step failed is said where it failed, and again
-//! below the table, for those who are shown only the end of a long log.
+//! below the table, with the lines that told it, for those who are shown only the end of a long
+//! log.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,9 +11,13 @@ use anyhow::Result;
 use lab::exec::check_interrupt;
 use lab::rows::{self, Row};
 
-#[derive(Debug, Default)]
+use crate::transcript::{Transcript, reasons};
+
+#[derive(Debug)]
 pub(crate) struct Steps {
     done: Vec<Done>,
+    /// `None` once the table is printed.
+    printed: Option<Transcript>,
 }
 
 /// A step that has been run.
@@ -20,7 +25,14 @@ pub(crate) struct Steps {
 struct Done {
     name: String,
     took: Duration,
-    failure: Option<String>,
+    failure: Option<Failure>,
+}
+
+#[derive(Debug)]
+struct Failure {
+    why: String,
+    /// Of what it printed.
+    lines: Vec<String>,
 }
 
 /// Why a step failed that had no error.
@@ -32,16 +44,21 @@ fn told(failed: &[String]) -> String {
 }
 
 impl Steps {
+    pub(crate) fn begin() -> Result<Self> {
+        Ok(Self { done: Vec::new(), printed: Some(Transcript::start()?) })
+    }
+
     /// Runs one step; an error or `false` is its failure. Only an interrupt ends everything.
     pub(crate) fn step(&mut self, name: &str, run: impl FnOnce() -> Result<bool>) -> Result<()> {
         check_interrupt()?;
         eprintln!("==> {name}");
         rows::take_failed();
+        self.take_printed();
         let start = Instant::now();
         let result = run();
         let took = start.elapsed();
         check_interrupt()?;
-        let failure = match result {
+        let why = match result {
             Ok(true) => None,
             Ok(false) => Some(told(&rows::take_failed())),
             Err(e) => {
@@ -49,12 +66,22 @@ impl Steps {
                 Some(format!("{e:#}"))
             }
         };
+        let failure = why.map(|why| Failure { why, lines: self.take_reasons() });
         self.done.push(Done { name: name.to_owned(), took, failure });
         Ok(())
     }
 
+    fn take_printed(&self) -> Vec<String> {
+        self.printed.as_ref().map(Transcript::take).unwrap_or_default()
+    }
+
+    fn take_reasons(&self) -> Vec<String> {
+        reasons(&self.take_printed()).into_iter().map(Into::into).collect()
+    }
+
     /// Prints the table, the failures and the closing line, writes the rows; true if all is well.
-    pub(crate) fn finish(&self, json: Option<&Path>) -> Result<bool> {
+    pub(crate) fn finish(mut self, json: Option<&Path>) -> Result<bool> {
+        self.printed = None;
         println!("\n{:<34} {:>9}  result", "step", "seconds");
         for Done { name, took, failure } in &self.done {
             let result = if failure.is_none() { "ok" } else { "FAILED" };
@@ -65,7 +92,10 @@ impl Steps {
         let failures =
             self.done.iter().filter_map(|step| Some((&step.name, step.failure.as_ref()?)));
         for (name, failure) in failures.clone() {
-            println!("\n{name} FAILED: {failure}");
+            println!("\n{name} FAILED: {}", failure.why);
+            for line in &failure.lines {
+                println!("    | {line}");
+            }
         }
         let bad = failures.count();
         println!("{} passed, {bad} failed", self.done.len() - bad);
@@ -86,14 +116,15 @@ mod tests {
     #[test]
     fn the_end_of_a_log_names_the_rows_that_failed() {
         let row = |name: &str, ok| Row::verdict(name, ok);
-        let mut steps = Steps::default();
+        // Nothing of other tests is kept: what a step prints is transcript.rs's to test.
+        let mut steps = Steps { done: Vec::new(), printed: None };
         let table = || {
             rows::print_table(&[row("rping", false), row("udaddy", true)], "", "");
             Ok(false)
         };
         steps.step("a step", table).unwrap();
         steps.step("another", || Ok(false)).unwrap();
-        let failure = |at: usize| steps.done[at].failure.clone().unwrap();
+        let failure = |at: usize| &steps.done[at].failure.as_ref().unwrap().why;
         assert!(failure(0).starts_with("rping; "), "{}", failure(0));
         assert!(!failure(1).contains("rping"), "{}", failure(1));
     }

@@ -162,7 +162,7 @@ fn a_pair(debian: Debian, cpus: u8, cache: &Cache) -> Result<bool> {
 
 /// What `cargo xtask lint` runs.
 pub(crate) fn lint(cache: &Cache) -> Result<bool> {
-    let mut steps = Steps::default();
+    let mut steps = Steps::begin()?;
     for (_, name, run) in LINTS {
         steps.step(name, || run(cache, false))?;
     }
@@ -192,7 +192,7 @@ impl Args {
         if !self.fast && !self.full {
             eprintln!("    by turns: {}", Part::turn(turn, TURNS));
         }
-        let mut steps = Steps::default();
+        let mut steps = Steps::begin()?;
         for (_, name, run) in all {
             steps.step(name, || run(cache, self.full))?;
         }
