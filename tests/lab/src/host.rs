@@ -41,7 +41,8 @@ const TOOLS: &[(&str, &str)] = &[
 
 /// What the RNIC backing is built with. Images have these (manifests/node/Containerfile); a plain
 /// build needs none of them.
-pub const RNIC_PACKAGES: &[&str] = &["cmake", "libclang-dev", "libibverbs-dev", "make", "python3"];
+pub const RNIC_PACKAGES: &[&str] =
+    &["cmake", "libclang-dev", "libibverbs-dev", "make", "pkg-config", "python3"];
 
 /// What tests start: Python plays strangers, `strace` stops the CNI plugin at each of its system
 /// calls, and systemd has the unit that ships.

@@ -459,6 +459,31 @@ fn a_second_vmm_is_refused_while_one_lives_and_a_new_one_finds_a_clean_device() 
     again.init().unwrap();
 }
 
+/// Whoever keeps a NIC's socket looks whether its VMM is there, and whether another one waits. A
+/// VMM that goes and comes again between the two is its own successor.
+#[test]
+fn a_vmm_that_begins_anew_at_once_is_no_second_one() {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+
+    // GET_FEATURES, version 1, no payload; its answer is a header and 64 bits.
+    const ASKED: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    const TURNS: u32 = 3000;
+    let world = World::new();
+    let socket = world.vacancy().socket;
+    for turn in 0..TURNS {
+        let mut vmm = UnixStream::connect(&socket).unwrap();
+        vmm.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let answer = vmm.write_all(&ASKED).and_then(|()| vmm.read_exact(&mut [0; 20]));
+        assert!(answer.is_ok(), "turn {turn}: refused, {answer:?}");
+        // It goes some time after the keeper has let it in; the window is a few microseconds wide.
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_micros(u64::from(turn % 400)) {
+            std::hint::spin_loop();
+        }
+    }
+}
+
 /// What the last driver made is not shown as the next one's: while the device is stopped nobody
 /// knows whether its guest goes on.
 #[test]

@@ -221,11 +221,14 @@ impl Keeper {
                 self.undo();
                 return false;
             }
+            // In this order: who waits while the connection is still up is a second one. The other
+            // way round a VMM that goes and comes again between the two looks was refused.
+            let somebody = self.socket.has_somebody();
             match &self.served {
                 // The kernel looked at the connection first: a VMM that ended after that look may
                 // have its successor there already.
                 Some(served) if served.peer.has_hung_up() => self.undo(),
-                _ if !self.socket.has_somebody() => break,
+                _ if !somebody => break,
                 // What others of this NIC have sent keeps threads busy that close it.
                 _ if is_crowded(&self.name) => work.pause(RETRY),
                 Some(_) => self.refuse(work),
