@@ -1,10 +1,16 @@
 //! The engine's randomness, which it takes as an argument: keys and queue pair numbers must not be
 //! guessable by another tenant, so a CSPRNG.
+//!
+//! The kernel is asked by its own call. The crate `getrandom` opens a file of `/dev` where it finds
+//! no such function in the C library, as in a static build, and a process that has shut itself in
+//! opens none.
 
 use std::io;
 
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::qpn::Key;
 use crate::shard::Random;
@@ -14,7 +20,9 @@ pub(crate) struct SystemRandom(StdRng);
 
 impl SystemRandom {
     pub(crate) fn new() -> io::Result<Self> {
-        StdRng::try_from_os_rng().map(Self).map_err(io::Error::other)
+        let mut seed = <StdRng as SeedableRng>::Seed::default();
+        fill(&mut seed)?;
+        Ok(Self(StdRng::from_seed(seed)))
     }
 }
 
@@ -30,6 +38,39 @@ impl Random for SystemRandom {
 /// The host has no random numbers.
 pub(crate) fn qpn_key() -> io::Result<Key> {
     let mut bytes = [0; 32];
-    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    fill(&mut bytes)?;
     Ok(Key::from_bytes(&bytes))
+}
+
+/// Fills it with bytes that nobody can know.
+///
+/// # Errors
+/// The host has no random numbers.
+pub(crate) fn fill(bytes: &mut [u8]) -> io::Result<()> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match getrandom(&mut *rest, GetRandomFlags::empty()) {
+            Ok(count) => rest = rest.get_mut(count..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_it_is_filled() {
+        // The kernel gives up to 256 bytes at once, and may give less of more (getrandom(2)).
+        let (mut one, mut other) = ([0; 4096], [0; 4096]);
+        fill(&mut one).unwrap();
+        fill(&mut other).unwrap();
+        fill(&mut []).unwrap();
+        let pieces = one.chunks(32).chain(other.chunks(32));
+        let unlike: std::collections::BTreeSet<&[u8]> = pieces.collect();
+        assert_eq!(unlike.len(), 256);
+    }
 }

@@ -472,7 +472,7 @@ fn remove_dir(dir: &Path) {
 /// Random octets for a MAC address. It need not be secret, only unlikely to repeat.
 fn random() -> [u8; 6] {
     let mut octets = [0; 6];
-    if let Err(error) = getrandom::fill(&mut octets) {
+    if let Err(error) = crate::random::fill(&mut octets) {
         tracing::warn!(%error, "no random source; the NIC gets a poor MAC address");
     }
     octets

@@ -302,7 +302,7 @@ impl House {
     fn begin(&self, state: &mut State) -> io::Result<()> {
         let (status, mapping) = status_memory()?;
         let mut nonce = [0; 8];
-        getrandom::fill(&mut nonce).map_err(io::Error::other)?;
+        crate::random::fill(&mut nonce)?;
         // Not zero, as that would say that the device is lost.
         let alive = u32::from_le_bytes([nonce[0], nonce[1], nonce[2], nonce[3]]) | 1;
         let mut space = self.space();

@@ -42,7 +42,7 @@ fn private_dir() -> io::Result<PathBuf> {
     let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let base = base.filter(|dir| dir.is_dir()).unwrap_or_else(std::env::temp_dir);
     let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    crate::random::fill(&mut random)?;
     let dir = base.join(format!("vhost-rdma-run-{:016x}", u64::from_ne_bytes(random)));
     std::fs::DirBuilder::new().mode(0o700).create(&dir)?;
     Ok(dir)
@@ -132,9 +132,7 @@ impl Daemon {
 
     fn add_nic(&mut self, network: Option<&str>) -> Result<(PathBuf, Ipv4Addr), Fault> {
         let mut random = [0; 8];
-        getrandom::fill(&mut random)
-            .map_err(io::Error::other)
-            .map_err(host("get random numbers"))?;
+        crate::random::fill(&mut random).map_err(host("get random numbers"))?;
         let random = u64::from_ne_bytes(random);
         let v4 = v4(random);
         // RFC 4193: of our own, and nobody else's.

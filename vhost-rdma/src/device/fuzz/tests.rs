@@ -67,8 +67,13 @@ fn bounded(index: usize) {
     strings.iter().for_each(|doing| run(name, target, doing));
     let seconds = std::env::var("VHOST_RDMA_FUZZ_SECONDS").ok();
     let seconds = seconds.map_or(SECONDS, |text| text.parse().expect("a number of seconds"));
+    let any = || {
+        let mut bytes = [0; 8];
+        crate::random::fill(&mut bytes).expect("random numbers");
+        u64::from_ne_bytes(bytes)
+    };
     let seed: u64 = std::env::var("VHOST_RDMA_FUZZ_SEED")
-        .map_or_else(|_| StdRng::from_os_rng().random(), |text| text.parse().expect("a number"));
+        .map_or_else(|_| any(), |text| text.parse().expect("a number"));
     println!("{name}: VHOST_RDMA_FUZZ_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let begin = Instant::now();

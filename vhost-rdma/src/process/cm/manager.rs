@@ -137,7 +137,7 @@ impl Manager {
         let bell = Bell::new()?;
         let ring = bell.clone();
         let mut first = [0; 4];
-        getrandom::fill(&mut first).map_err(std::io::Error::other)?;
+        crate::random::fill(&mut first)?;
         let account = nic.account().clone();
         let machine = Machine::new(guid, gids, account, u32::from_ne_bytes(first));
         let shared = Arc::new(Shared {
