@@ -187,16 +187,24 @@ fn shut_in(start: &Start) -> io::Result<Inside> {
     if start.rnic {
         crate::rnic::prepare();
     }
+    // A worker opens what the scheduler says of it (`worker::turn_stats`), and gives names away
+    // after that, by itself. Those that serve RNICs cannot: all threads have to share credentials
+    // there (`sandbox::forget_names`). They do without that file.
     let (seal, profile): (Seal, _) = if start.rnic {
         (|| sandbox::seal(Profile::Rnic).map(drop), Profile::Rnic)
     } else {
-        (|| sandbox::seal(Profile::Soft).map(drop), Profile::Soft)
+        let alone = || {
+            sandbox::forget_names(Profile::Soft)?;
+            sandbox::seal(Profile::Soft).map(drop)
+        };
+        (alone, Profile::Soft)
     };
-    let landlock = sandbox::forget_names(profile)?;
+    let shared = start.rnic.then(|| sandbox::forget_names(profile)).transpose()?;
     let Start { workers, poll_us, .. } = *start;
     let config = WorkerConfig { workers, poll_us, spread: workers > 1, seal: Some(seal) };
     let qpns = Qpns::new(start.qpns)?;
     let dataplane = LocalDataplane::start_beside(config, &qpns.pool)?;
+    let landlock = shared.map_or_else(|| sandbox::forget_names(profile), Ok)?;
     let uplink = start.rnic.then(|| ToOutside::start(Some(seal))).transpose()?;
     if let Some(uplink) = &uplink {
         dataplane.set_uplink(uplink.clone());

@@ -290,5 +290,13 @@ fn no_thread_of(inside: Inside) {
         assert_eq!((field("NoNewPrivs:"), field("Seccomp:")), ("1".to_owned(), "2".to_owned()));
     }
     assert_eq!(counted(&names), of, "{names:?}");
+    // What the scheduler says of a worker (`worker::turn_stats`), opened before it shut itself in.
+    let files = std::fs::read_dir(format!("/proc/{}/fd", inside.child.id())).unwrap();
+    let of_scheduler = files
+        .flatten()
+        .filter_map(|file| std::fs::read_link(file.path()).ok())
+        .filter(|target| target.ends_with("schedstat"))
+        .count();
+    assert_eq!(of_scheduler, if inside.profile == Profile::Soft { 2 } else { 0 });
     inside.end();
 }

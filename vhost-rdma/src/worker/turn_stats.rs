@@ -144,7 +144,8 @@ impl Reading {
 #[derive(Debug)]
 pub(super) struct Counter {
     turn_stats: Arc<TurnStats>,
-    /// `None` where the host does not tell.
+    /// `None` where the host does not tell, and in a process that serves RNICs, which has shut
+    /// itself in by now.
     schedstat: Option<File>,
     began: Nanos,
     last: Reading,
