@@ -6,14 +6,14 @@
 //!
 //! - [`close_in`]: no core dump, no debugger, no capability, and none can come back; the kernel
 //!   kills the process when its supervisor ends. Before any other thread.
-//! - [`forget_names`]: no file, no port, no other process by name. Landlock gives the calling thread
-//!   credentials of its own, which it shares with the threads that it makes. So each worker calls
-//!   it, once it has opened what it reads of itself, and then the thread that made them.
-//!   Who serves RNICs calls it before any other thread: the kernel takes a `write` to an RDMA device
-//!   only from who has the credentials that opened it (`ib_safe_file_access`, rdma/ib.h).
-//!   Who serves NICs on RNICs ([`Profile::Rnic`]) still opens devices of RDMA, and reads what the
-//!   kernel says of devices: each life of a NIC has a context of its own, so it cannot be done
-//!   before. Who serves what they share ([`Profile::Outside`]) does so too, and resolves names.
+//! - [`forget_names`]: no file, no port, no other process by name. Landlock gives the calling
+//!   thread credentials of its own, which it shares with the threads that it makes. So each worker
+//!   calls it, once it has opened what it reads of itself, and then the thread that made them.
+//!   Who serves RNICs ([`Profile::Rnic`]) calls it before any other thread: the kernel takes a
+//!   `write` to an RDMA device only from who has the credentials that opened it
+//!   (`ib_safe_file_access`, rdma/ib.h). It still opens devices of RDMA, and reads what the kernel
+//!   says of devices: each life of a NIC has a context of its own, so it cannot be done before. Who
+//!   serves what they share ([`Profile::Outside`]) does so too, and resolves names.
 //! - [`seal`]: no socket of another domain, no program, no other process. It holds for the calling
 //!   thread and those that it makes from then on, so each thread that is there calls it.
 //!
