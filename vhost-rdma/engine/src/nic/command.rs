@@ -191,6 +191,15 @@ impl Command {
     }
 }
 
+/// A command that has not begun: what was posted before it comes first.
+#[derive(Debug)]
+pub struct HeldBack {
+    /// The command.
+    pub command: Command,
+    /// How often it was held back.
+    pub times: u32,
+}
+
 /// What a command came to, or a step of one.
 #[derive(Debug)]
 pub enum Step {

@@ -62,7 +62,7 @@ pub mod work;
 
 use std::fmt;
 
-pub use command::{BlockingJob, Command, Reply, Status, Step};
+pub use command::{BlockingJob, Command, HeldBack, Reply, Status, Step};
 pub use cq::control_offset;
 pub use limits::{Counters, Limits, Objects};
 pub(crate) use nic::KERNEL;

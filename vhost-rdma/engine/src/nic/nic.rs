@@ -32,7 +32,7 @@ use super::table::Table;
 use super::timer::{Timers, Waiting};
 use super::work::Work;
 use super::{
-    Counters, DeferredDrop, Nanos, NicSettings, NicSnapshot, Objects, Port, Reply, Status,
+    Counters, DeferredDrop, HeldBack, Nanos, NicSettings, NicSnapshot, Objects, Port, Reply, Status,
 };
 use crate::link::Gid;
 use crate::memory::{AddressSpace, Ring};
@@ -99,6 +99,8 @@ pub struct Nic<P: Provider> {
     pub(crate) change: Change<P::Keys>,
     /// The command that has begun, if it goes in steps.
     pub(crate) work: Option<Work<P>>,
+    /// The command that waits for what was posted before it.
+    pub(crate) held_back: Option<HeldBack>,
     /// What ends as soon as somebody has the time: not the shard.
     pub deferred_drops: Vec<DeferredDrop>,
     /// The shard's.
@@ -294,6 +296,7 @@ impl<P: Provider> Nic<P> {
             chores: Chores::default(),
             change: Change::default(),
             work: None,
+            held_back: None,
             deferred_drops: Vec::new(),
             meter,
             now: 0,

@@ -13,7 +13,8 @@ use super::budget::{Budget, Meter, cost};
 use super::doorbell::Post;
 use super::nic::{KERNEL, Nic, NicState, Provider};
 use super::{
-    Command, DeferredDrop, MEMORY_LOST, Nanos, NicSettings, NicSnapshot, Port, Status, Step,
+    Command, DeferredDrop, HeldBack, MEMORY_LOST, Nanos, NicSettings, NicSnapshot, Port, Status,
+    Step,
 };
 use crate::memory::{AddressSpace, Missing};
 use crate::ordering::Visible;
@@ -43,6 +44,9 @@ pub trait OnShard: Send + fmt::Debug {
 
     /// Looks at all doorbells of a context, if there is time; true if queue pairs have work by now.
     fn look_at_context(&mut self, ctx: u32, posts: &mut Vec<Post>, budget: &mut Budget) -> bool;
+
+    /// Where a command waits for what was posted before it.
+    fn held_back(&mut self) -> &mut Option<HeldBack>;
 
     /// Begins the last look before nobody looks any more.
     fn begin_look(&mut self);
@@ -163,6 +167,10 @@ impl<P: Provider> OnShard for Nic<P> {
 
     fn look_at_context(&mut self, ctx: u32, posts: &mut Vec<Post>, budget: &mut Budget) -> bool {
         Self::look_at_context(self, ctx, posts, budget)
+    }
+
+    fn held_back(&mut self) -> &mut Option<HeldBack> {
+        &mut self.held_back
     }
 
     fn begin_look(&mut self) {
