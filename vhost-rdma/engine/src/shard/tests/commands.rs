@@ -44,6 +44,17 @@ fn posted(world: &mut World) -> ((Guest, Qp, u32), (Guest, Qp)) {
     ((a, qa, ah), (b, qb))
 }
 
+/// More than all turns before a command can take, in many queue pairs.
+fn post_much(world: &mut World, guest: &mut Guest, ah: u32, to: u32) {
+    let (from, _) = guest.pattern(100, 1);
+    for _ in 0..30 {
+        let mut qp = roomy(world, guest);
+        for _ in 0..3 * SENDS {
+            guest.post_send(&mut qp, datagram(ah, to, 0x1111), &[guest.sge(from, 100)]);
+        }
+    }
+}
+
 /// Programs end what a send names as soon as it is posted, and an adapter has sent it by then.
 #[test]
 fn what_was_posted_before_something_ends_is_sent() {
@@ -114,13 +125,7 @@ fn what_was_posted_before_a_command_has_little_time() {
     let mut world = World::new();
     world.ram = 48 << 20;
     let ((mut a, _, ah), (b, qb)) = posted(&mut world);
-    let (from, _) = a.pattern(100, 1);
-    for _ in 0..30 {
-        let mut qp = roomy(&mut world, &mut a);
-        for _ in 0..3 * SENDS {
-            a.post_send(&mut qp, datagram(ah, qb.qpn, 0x1111), &[a.sge(from, 100)]);
-        }
-    }
+    post_much(&mut world, &mut a, ah, qb.qpn);
     let (mut command, mut turns) = (Command::AhDestroy(ah), 0);
     loop {
         let before = world.shard.charged();
@@ -174,13 +179,7 @@ fn another_command_takes_the_place_of_one_that_is_held_back() {
     let mut world = World::new();
     world.ram = 48 << 20;
     let ((mut a, _, ah), (_b, qb)) = posted(&mut world);
-    let (from, _) = a.pattern(100, 1);
-    for _ in 0..30 {
-        let mut qp = roomy(&mut world, &mut a);
-        for _ in 0..SENDS {
-            a.post_send(&mut qp, datagram(ah, qb.qpn, 0x1111), &[a.sge(from, 100)]);
-        }
-    }
+    post_much(&mut world, &mut a, ah, qb.qpn);
     let step = world.shard.execute(a.nic, a.ctx, Command::AhDestroy(ah), world.now);
     assert!(matches!(step, Ok(Step::More)), "{step:?}");
     world.ok(&a, a.ctx, Command::Keepalive);
