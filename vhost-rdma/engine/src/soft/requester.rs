@@ -54,6 +54,9 @@ const LONE_TURN: Nanos = cost::bytes(TURN_BYTES as u64);
 /// Requests that are checked before the first of them is executed. What a long copy leaves of the
 /// engine in the nearest cache is little, and comes back once for all of them.
 const STREAK: usize = 8;
+/// Bytes of those while nobody else is known to have work, and many wait: eight messages of 64 KiB.
+/// The clock is looked at after each piece, so that they end when the turn does.
+const LONE_STREAK: u32 = 4 * PIECE;
 /// Bytes of every atomic operation.
 const ATOMIC_LEN: u32 = 8;
 /// An address that nobody holds.
@@ -123,14 +126,14 @@ impl<N: Nics> Execution<'_, N> {
         let mut segments = std::mem::take(&mut self.engine.segments);
         // What the last look found is of another's time.
         budget.looked();
-        let began = budget.seen();
+        turn.lone_until = lone.then(|| budget.seen().saturating_add(LONE_TURN));
         loop {
             if send.wait != Wait::None || !send.has_work() {
                 break;
             }
             // One at least: what came before in this round may have used it up.
             let over = done.requests > 0 && self.is_over(id, budget);
-            let goes_on = lone && budget.seen().saturating_sub(began) < LONE_TURN;
+            let goes_on = turn.lone_until.is_some_and(|until| budget.seen() < until);
             if done.requests >= TURN_REQUESTS || over || (done.bytes >= TURN_BYTES && !goes_on) {
                 more = true;
                 break;
@@ -389,6 +392,7 @@ impl SoftNic {
                 flow,
                 peer: None,
                 now,
+                lone_until: None,
             },
             send,
         ))

@@ -3,6 +3,7 @@
 //! the same.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use virtio_rdma_abi::{
     self as abi, Cqe, arm, cqe_flags, event, opcode, qpt, send_flags, wc_status,
@@ -12,9 +13,12 @@ use zerocopy::little_endian::{U32, U64};
 use super::mirror;
 use crate::link::PIECE;
 use crate::memory::PageList;
-use crate::nic::budget::Looked;
-use crate::shard::testing::driver::{Guest, Qp, RAM, RQ_STRIDE, World, init_attr, rtr_attr, wqe};
-use crate::shard::{Command, Counters, Reply, control_offset};
+use crate::nic::Nanos;
+use crate::nic::budget::{Clock, Looked};
+use crate::shard::testing::driver::{
+    Guest, Lcg, Qp, RAM, RQ_STRIDE, World, init_attr, rtr_attr, wqe,
+};
+use crate::shard::{Command, Counters, Reply, Shard, control_offset};
 use crate::soft::WENT;
 
 /// What is wrong with a request.
@@ -174,13 +178,35 @@ fn requests_that_are_checked_together_keep_their_order() {
     assert_eq!((status.tx_bytes, status.rx_bytes), (2, 2));
 }
 
+/// Until all are parked: those that are awake count as ones that may have work.
+fn rest(world: &mut World) {
+    (0..100).for_each(|_| {
+        world.shard.poll(world.now);
+    });
+}
+
 /// In how many streaks so many writes of `len` bytes go, to a NIC whose last pieces were so often
-/// slow.
-fn streaks(slow: u32, count: u32, len: u32) -> u32 {
+/// slow, while so many other NICs have much to write.
+fn streaks((slow, others): (u32, u8), count: u32, len: u32) -> u32 {
     let mut world = World::new();
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
     let (here, there) = (a.alloc(len.into()), b.alloc(len.into()));
+    for other in 0..others {
+        let mut guest = world.guest(1, 10 + other);
+        let mut qp = world.qp(&mut guest, qpt::RC, 16, None);
+        let (qpn, gid, at) = (qp.qpn, guest.gid, guest.alloc(1 << 20));
+        world.connect(&guest, &qp, qpt::RC, (qpn, gid));
+        for _ in 0..16 {
+            // To itself, which is the ordinary way.
+            let mut write = wqe(opcode::RDMA_WRITE, 0, 0);
+            (write.remote_addr, write.rkey) = (U64::new(at), U32::new(guest.key));
+            guest.post_send(&mut qp, write, &[guest.sge(at, 1 << 20)]);
+        }
+    }
+    if others == 0 {
+        rest(&mut world);
+    }
     let nic = world.shard.nic_mut(a.nic).unwrap();
     (0..slow).for_each(|_| nic.backing.pace.judge(Looked { charged: 1_000, lasted: 100_000 }));
     for n in 0..count {
@@ -194,15 +220,78 @@ fn streaks(slow: u32, count: u32, len: u32) -> u32 {
     WENT.get().1 - before.1
 }
 
-/// A look at the clock ends each: what goes between two is a neighbour's wait.
+/// What goes between two looks at the clock is a neighbour's wait.
 #[test]
-fn what_is_checked_together_is_a_piece_and_a_slow_nic_has_smaller_ones() {
-    assert_eq!(streaks(0, 8, 16), 1);
-    assert_eq!(streaks(0, 9, 16), 2);
-    assert_eq!(streaks(0, 4, PIECE / 2), 2);
-    assert_eq!(streaks(9, 8, 16), 8, "one element at a time");
+fn what_is_checked_together_is_a_piece_beside_others_and_a_slow_nic_has_smaller_ones() {
+    assert_eq!(streaks((0, 2), 8, 16), 1);
+    assert_eq!(streaks((0, 2), 9, 16), 2);
+    assert_eq!(streaks((0, 2), 4, PIECE / 2), 2);
+    assert_eq!(streaks((9, 0), 8, 16), 8, "one element at a time");
     // A quarter of a piece, half of one since that came in time, and the rest.
-    assert_eq!(streaks(2, 8, PIECE / 8), 3);
+    assert_eq!(streaks((2, 0), 8, PIECE / 8), 3);
+}
+
+#[test]
+fn while_nobody_else_has_work_it_is_several_pieces() {
+    assert_eq!(streaks((0, 0), 16, PIECE / 2), 5, "eight, and then by two");
+    assert_eq!(streaks((0, 0), 16, PIECE), 13, "four");
+    assert_eq!(streaks((0, 0), 15, PIECE / 2), 8, "not many wait");
+    assert_eq!(streaks((1, 0), 16, PIECE / 2), 9, "a slow NIC: half a piece first");
+}
+
+/// A clock that is so many nanoseconds later at each look.
+#[derive(Debug)]
+struct Late(Nanos, AtomicU64);
+
+impl Clock for Late {
+    fn now(&self) -> Nanos {
+        self.1.fetch_add(self.0, Ordering::Relaxed)
+    }
+}
+
+/// Sends, writes and reads of half a piece under such a clock: what came of them, and how many
+/// streaks the clock ended.
+fn mixed(late: Nanos) -> (Sent, u32) {
+    const LEN: u32 = PIECE / 2;
+    let clock = Late(late, AtomicU64::new(0));
+    let mut world = World::of(Shard::new(Box::new(Lcg(7))).with_clock(Box::new(clock)));
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
+    let (here, there) = (a.alloc(17 * u64::from(LEN)), b.alloc(17 * u64::from(LEN)));
+    rest(&mut world);
+    let order = [opcode::SEND, opcode::RDMA_WRITE, opcode::RDMA_READ];
+    for (n, code) in (0..16u64).zip(order.into_iter().cycle()) {
+        let (own, peers) = (here + n * u64::from(LEN), there + n * u64::from(LEN));
+        a.write(own, &[n as u8 + 1; 4]);
+        b.write(peers, &[n as u8 + 21; 4]);
+        b.post_receive(&mut qb, 30 + n, &[b.sge(there + (15 - n) * u64::from(LEN) + 8, LEN)]);
+        let flags = if n % 2 == 0 { send_flags::SIGNALED } else { 0 };
+        let mut request = wqe(code, flags, n);
+        (request.remote_addr, request.rkey) = (U64::new(peers), U32::new(b.key));
+        a.post_send(&mut qa, request, &[a.sge(own, LEN)]);
+    }
+    let before = WENT.get();
+    world.settle();
+    let counters = [a.nic, b.nic].map(|nic| world.shard.status(nic).unwrap().counters);
+    let bytes = [a.read(here, 16 * LEN as usize), b.read(there, 17 * LEN as usize)].concat();
+    let mut arrived = b.drain(&mut qb.cq);
+    arrived.iter_mut().for_each(|cqe| cqe.timestamp = U64::ZERO);
+    ((a.statuses(&mut qa.cq), arrived, counters, bytes), WENT.get().2 - before.2)
+}
+
+/// Those that were checked and not executed are as if they had not been looked at.
+#[test]
+fn time_that_is_up_ends_what_was_checked_together() {
+    let (came, ended) = mixed(0);
+    assert_eq!((ended, came.0.len(), came.1.len()), (0, 8, 6));
+    let ended: u32 = (1..20)
+        .map(|late| {
+            let (cut, ended) = mixed(late * 1_000);
+            assert!(cut == came, "{late} us");
+            ended
+        })
+        .sum();
+    assert!(ended > 0, "the clock ended none");
 }
 
 /// What is wrong with a send or its receive.

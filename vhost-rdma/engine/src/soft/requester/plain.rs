@@ -6,10 +6,10 @@
 //! nothing has changed, and the ordinary way, which follows, finds out what that is and what
 //! becomes of it.
 //!
-//! Some that follow each other are checked together and then executed in their order, as much at a
-//! time as goes in one piece: a queue pair's peer is looked up once for all of them, and the clock
-//! is asked once. Nothing that a check looks at can change meanwhile, since only commands and other
-//! requests change it.
+//! Some that follow each other are checked together and then executed in their order: a queue
+//! pair's peer is looked up once for all of them. They are as much as goes in one piece, and more
+//! while nobody else is known to have work and many wait, until the time is up. Nothing that a check looks at can
+//! change meanwhile, since only commands and other requests change it.
 //!
 //! Both NICs are borrowed at once, so that neither the keys nor their memory are counted: a
 //! reference count is a locked operation that waits for the copy's stores.
@@ -20,7 +20,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::arrivals::{self, Arrival, Arrivals};
 use super::finish::completion_opcode;
-use super::{STREAK, Turn};
+use super::{LONE_STREAK, STREAK, Turn};
 use crate::link::{Operation, PIECE};
 use crate::memory::{self, Borrowed};
 use crate::nic::budget::cost;
@@ -37,8 +37,10 @@ const LONG: u32 = 1024;
 
 #[cfg(test)]
 thread_local! {
-    /// Requests that went this way, and in how many streaks. Nothing else tells them apart.
-    pub(crate) static WENT: std::cell::Cell<(u32, u32)> = const { std::cell::Cell::new((0, 0)) };
+    /// Requests that went this way, in how many streaks, and how many of these the clock ended.
+    /// Nothing else tells them apart.
+    pub(crate) static WENT: std::cell::Cell<(u32, u32, u32)> =
+        const { std::cell::Cell::new((0, 0, 0)) };
 }
 
 /// What became of requests that went this way.
@@ -130,7 +132,7 @@ impl<N: Nics> Execution<'_, N> {
         nic.counters.tx_messages += u64::from(requests);
         peer.counters.rx_messages += u64::from(requests);
         #[cfg(test)]
-        WENT.set((WENT.get().0 + requests, WENT.get().1 + 1));
+        WENT.set((WENT.get().0 + requests, WENT.get().1 + 1, WENT.get().2));
         if !arrivals.is_empty() {
             arrivals::complete(turn, peer, &arrivals);
         }
@@ -169,6 +171,24 @@ struct Streak {
     arrivals: Arrivals,
 }
 
+impl Streak {
+    /// Only these were moved.
+    #[cold]
+    fn cut(&mut self, moved: &[Move<'_>]) {
+        #[cfg(test)]
+        WENT.set((WENT.get().0, WENT.get().1, WENT.get().2 + 1));
+        let bytes = |of: Option<Operation>| {
+            let those = moved.iter().filter(|it| of.is_none_or(|of| it.operation == of));
+            those.map(|it| it.len).sum()
+        };
+        let sends = moved.iter().filter(|it| it.operation == Operation::Send).count();
+        (self.len, self.read) = (bytes(None), bytes(Some(Operation::Read)));
+        self.requests = u32::try_from(moved.len()).unwrap_or(u32::MAX);
+        self.arrivals.truncate(sends);
+        self.told.retain(|told| told.before < self.requests);
+    }
+}
+
 /// A request that completes.
 struct Told {
     wr_id: U64,
@@ -178,8 +198,8 @@ struct Told {
     before: u32,
 }
 
-/// Moves the bytes of the next requests, as far as they pass every check on either side and may go
-/// in one piece. None follows one whose completion may find no place.
+/// Moves the bytes of the next requests, as far as they pass every check on either side and there
+/// is time. None follows one whose completion may find no place.
 #[inline]
 fn move_streak(
     turn: &Turn,
@@ -188,7 +208,8 @@ fn move_streak(
     most: u32,
 ) -> Option<Streak> {
     let qp = receiver(turn, peer)?;
-    let (bytes, elements) = nic.backing.pace.whole();
+    let (piece, elements) = nic.backing.pace.whole();
+    let bytes = if may_be_long(turn, send, piece) { LONE_STREAK } else { piece };
     let mut moves: ArrayVec<Move<'_>, STREAK> = ArrayVec::new();
     let (told, arrivals) = (ArrayVec::new(), Arrivals::new());
     let mut streak = Streak { requests: 0, len: 0, read: 0, told, arrivals };
@@ -199,16 +220,17 @@ fn move_streak(
         let plain = plain.filter(|plain| plain.len <= most && plain.may_reach(qp));
         let Some(plain) = plain.filter(|plain| streak.len + plain.len <= bytes) else { break };
         let Plain { operation, len, .. } = plain;
-        if operation == Operation::Send {
-            let Some((to, receive)) = fills(turn, (nic, peer, qp), &sge, (&streak, len)) else {
+        let sides = if operation == Operation::Send {
+            let Some((sides, receive)) = fills(turn, (nic, peer, qp), &sge, (&streak, len)) else {
                 break;
             };
-            moves.push((to, len));
             streak.arrivals.push(Arrival::new(receive, &wqe, len));
+            sides
         } else {
             let Some(sides) = sides(turn, (nic, peer, qp), (&wqe, &sge), &plain) else { break };
-            moves.push((sides, len));
-        }
+            sides
+        };
+        moves.push(Move { sides, operation, len });
         streak.requests += 1;
         streak.len += len;
         streak.read += if operation == Operation::Read { len } else { 0 };
@@ -230,15 +252,36 @@ fn move_streak(
         send.fetch(streak.requests);
         arrivals::fetch(&streak.arrivals, peer, qp);
     }
-    for ((to, from), len) in &moves {
+    let mut since = 0;
+    for (moved, Move { sides: (to, from), len, .. }) in (1..).zip(&moves) {
         // Their ranges are within what is mapped: it cannot fail.
         memory::copy(&[*to], 0, &[*from], 0, u64::from(*len)).ok()?;
+        since += len;
+        if since >= PIECE && moved < moves.len() {
+            since = 0;
+            if turn.lone_until.is_some_and(|until| nic.meter.now() >= until) {
+                streak.cut(&moves[..moved]);
+                break;
+            }
+        }
     }
     Some(streak)
 }
 
-/// Where bytes go, whence they come, and how many.
-type Move<'a> = (Sides<'a>, u32);
+/// Whether a streak may be longer than a piece: not where memory is slow. A program that has few
+/// requests under way posts the next when it is told of these, and should be told soon.
+#[inline]
+fn may_be_long(turn: &Turn, send: &SendQueue, piece: u32) -> bool {
+    let waiting = send.waiting() as usize;
+    turn.lone_until.is_some() && piece == PIECE && waiting >= 2 * STREAK
+}
+
+/// What a request moves.
+struct Move<'a> {
+    sides: Sides<'a>,
+    operation: Operation,
+    len: u32,
+}
 
 /// Where bytes go, and whence they come.
 type Sides<'a> = (Borrowed<'a>, Borrowed<'a>);

@@ -21,6 +21,8 @@ pub(super) struct Turn {
     /// hands by commands only, none of which is executed during a turn.
     pub(super) peer: Option<NicId>,
     pub(super) now: Nanos,
+    /// Nobody else is known to have work: how long it may go on.
+    pub(super) lone_until: Option<Nanos>,
 }
 
 impl Turn {
