@@ -1,31 +1,21 @@
 //! `cargo xtask process bench`: perftest between two processes, beside what the same machine does
 //! without a device in the same minute.
 //!
-//! The references are a copy by the C library and two by the kernel, two threads that hand a word
-//! to and fro, TCP over loopback, and UCX over its own shared memory. They take turns with the
-//! programs, so that what else the machine does is everybody's. A row is the median of its turns;
+//! The references are copies by the C library and by the kernel, threads that hand bytes or a word
+//! on ([`references`]), TCP over loopback, and UCX over its own shared memory. They take turns with
+//! the programs, so that what else the machine does is everybody's. A row is the median of its turns;
 //! its ratio is the median of the turns' ratios, and its spread stands in the name.
 
-use std::fs::File;
-use std::hint::{black_box, spin_loop};
-use std::io::IoSliceMut;
-use std::ops::{Deref, DerefMut};
-use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{RecvError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
+use anyhow::{Context, Result};
 
 use super::container::Container;
+use super::references::{self, MIB};
 use crate::attempt::{bandwidth, column, pieces, round_trip};
 use crate::rows::Row;
 
 const WAIT: Duration = Duration::from_secs(120);
-const SIZE: usize = 64 << 10;
-const MIB: f64 = (1 << 20) as f64;
 
 /// Both ends in one container; the last line with figures is the client's.
 const PERFTEST: &str = r#"export $ENV
@@ -63,16 +53,18 @@ struct Reference {
     target: &'static str,
 }
 
-const MEMCPY: fn(&Container) -> Result<f64> = |_| Ok(copies());
-const KERNEL: fn(&Container) -> Result<f64> = |_| copies_by_the_kernel();
-const OWN_MEMORY: fn(&Container) -> Result<f64> = |_| copies_of_own_memory();
-const RELAY: fn(&Container) -> Result<f64> = |_| relay();
-const HAND_OFF: fn(&Container) -> Result<f64> = |_| Ok(hand_off());
+const MEMCPY: fn(&Container) -> Result<f64> = |_| Ok(references::copies());
+const KERNEL: fn(&Container) -> Result<f64> = |_| references::copies_by_the_kernel();
+const OWN_MEMORY: fn(&Container) -> Result<f64> = |_| references::copies_of_own_memory();
+const TWICE: fn(&Container) -> Result<f64> = |_| references::copies_twice();
+const PAIR: fn(&Container) -> Result<f64> = |_| references::pair();
+const RELAY: fn(&Container) -> Result<f64> = |_| references::relay();
+const HAND_OFF: fn(&Container) -> Result<f64> = |_| Ok(references::hand_off());
 const TCP_BANDWIDTH: fn(&Container) -> Result<f64> = |_| bandwidth();
 const TCP_ONE_WAY: fn(&Container) -> Result<f64> = |_| Ok(round_trip(8)? / 2.0);
 /// MB/s, by UCX's own count.
 const UCX_BANDWIDTH: fn(&Container) -> Result<f64> =
-    |container| Ok(ucx(container, "ucp_put_bw -s 65536 -n 20000", 4)? * 1e6 / MIB);
+    |container| Ok(ucx(container, "ucp_put_bw -s 65536 -n 200000", 4)? * 1e6 / MIB);
 /// Millions a second.
 const TCP_MESSAGES: fn(&Container) -> Result<f64> = |_| Ok(pieces(8, 200_000)? / 1e6);
 /// Millions a second.
@@ -97,7 +89,7 @@ const PROGRAMS: [Program; 6] = [
     Program {
         name: "write, 64 KiB, shared memory",
         env: "VHOST_RDMA_PRIVATE=0",
-        command: "ib_write_bw -n 20000",
+        command: "ib_write_bw -n 200000",
         column: 3,
         unit: "MiB/s",
         references: &[
@@ -109,13 +101,15 @@ const PROGRAMS: [Program; 6] = [
     Program {
         name: "write, 64 KiB, other memory",
         env: PRIVATE,
-        command: "ib_write_bw -n 5000",
+        command: "ib_write_bw -n 40000",
         column: 3,
         unit: "MiB/s",
         references: &[
             against("memcpy", MEMCPY, ">=0.35"),
             against("process_vm_readv", KERNEL, ""),
             against("/proc/self/mem", OWN_MEMORY, ""),
+            against("one thread that copies twice", TWICE, ""),
+            against("two threads that copy", PAIR, ""),
             against("three threads that copy", RELAY, ""),
             against("TCP", TCP_BANDWIDTH, ""),
             against("UCX's shared memory", UCX_BANDWIDTH, ""),
@@ -124,7 +118,7 @@ const PROGRAMS: [Program; 6] = [
     Program {
         name: "send, 64 KiB, other memory",
         env: PRIVATE,
-        command: "ib_send_bw -n 10000",
+        command: "ib_send_bw -n 40000",
         column: 3,
         unit: "MiB/s",
         references: &[
@@ -138,7 +132,7 @@ const PROGRAMS: [Program; 6] = [
     Program {
         name: "messages, 8 B, lists of 16",
         env: "VHOST_RDMA_PRIVATE=0",
-        command: "ib_write_bw -s 8 -n 500000 -l 16",
+        command: "ib_write_bw -s 8 -n 2000000 -l 16",
         column: 4,
         unit: "M/s",
         references: &[
@@ -172,148 +166,6 @@ const PROGRAMS: [Program; 6] = [
         ],
     },
 ];
-
-/// 64 KiB at the beginning of a page, as the programs' buffers are. Copies between buffers of other
-/// places can take sixteen times as long (vhost-rdma/memory/src/copy.rs).
-struct Buffer(Vec<u8>);
-
-impl Buffer {
-    const PAGE: usize = 4096;
-
-    fn new(byte: u8) -> Self {
-        Self(vec![byte; SIZE + Self::PAGE])
-    }
-
-    fn start(&self) -> usize {
-        self.0.as_ptr().align_offset(Self::PAGE)
-    }
-}
-
-impl Deref for Buffer {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.0[self.start()..][..SIZE]
-    }
-}
-
-impl DerefMut for Buffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let start = self.start();
-        &mut self.0[start..][..SIZE]
-    }
-}
-
-/// MiB a second of one thread that copies 64 KiB again and again.
-fn copies() -> f64 {
-    const TIMES: usize = 40_000;
-    let (from, mut to) = (Buffer::new(1), Buffer::new(0));
-    let begin = Instant::now();
-    for _ in 0..TIMES {
-        black_box(&mut to).copy_from_slice(black_box(&from));
-    }
-    (TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64()
-}
-
-/// MiB a second of one thread that has the kernel copy 64 KiB of a process's memory again and
-/// again: the least that memory which is not shared takes, and what a process of another's
-/// privilege may not ask.
-fn copies_by_the_kernel() -> Result<f64> {
-    const TIMES: usize = 10_000;
-    let (from, mut to) = (Buffer::new(1), Buffer::new(0));
-    let remote = [RemoteIoVec { base: black_box(&from).as_ptr() as usize, len: SIZE }];
-    let begin = Instant::now();
-    for _ in 0..TIMES {
-        let local = &mut [IoSliceMut::new(&mut to)];
-        let copied = process_vm_readv(Pid::this(), local, &remote).context("process_vm_readv")?;
-        ensure!(copied == SIZE, "process_vm_readv copied {copied} bytes");
-    }
-    ensure!(*to == *from, "process_vm_readv copied something else");
-    Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
-}
-
-/// The same by a descriptor of the process's memory, which it could hand over.
-fn copies_of_own_memory() -> Result<f64> {
-    const TIMES: usize = 10_000;
-    let (from, mut to) = (Buffer::new(1), Buffer::new(0));
-    let memory = File::open("/proc/self/mem").context("/proc/self/mem")?;
-    let at = black_box(&from).as_ptr() as u64;
-    let begin = Instant::now();
-    for _ in 0..TIMES {
-        memory.read_exact_at(black_box(&mut to), at).context("/proc/self/mem")?;
-    }
-    ensure!(*to == *from, "/proc/self/mem has something else");
-    Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
-}
-
-/// MiB a second that go through three threads, each of which copies what it got: what private
-/// memory of two processes takes, without anything that takes care of it.
-fn relay() -> Result<f64> {
-    const TIMES: usize = 20_000;
-    const ROOM: usize = 4;
-    let full = || sync_channel::<Buffer>(ROOM);
-    let (first, second, spare_first, spare_second) = (full(), full(), full(), full());
-    for _ in 0..ROOM {
-        spare_first.0.send(Buffer::new(0))?;
-        spare_second.0.send(Buffer::new(0))?;
-    }
-    let (from, mut to) = (Buffer::new(1), Buffer::new(0));
-    let begin = Instant::now();
-    std::thread::scope(|scope| {
-        let (out, spare) = (first.0, spare_first.1);
-        scope.spawn(move || {
-            (0..TIMES).try_for_each(|_| {
-                let mut piece = spare.recv().ok()?;
-                piece.copy_from_slice(&from);
-                out.send(piece).ok()
-            })
-        });
-        let (came, back, out, spare) = (first.1, spare_first.0, second.0, spare_second.1);
-        scope.spawn(move || {
-            (0..TIMES).try_for_each(|_| {
-                let (piece, mut next) = (came.recv().ok()?, spare.recv().ok()?);
-                next.copy_from_slice(&piece);
-                // The first thread may have ended.
-                let _unwanted = back.send(piece);
-                out.send(next).ok()
-            })
-        });
-        for _ in 0..TIMES {
-            let piece = second.1.recv()?;
-            to.copy_from_slice(&piece);
-            let _unwanted = spare_second.0.send(piece);
-        }
-        Ok::<_, RecvError>(())
-    })?;
-    black_box(&to);
-    Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
-}
-
-/// Microseconds that a word takes from one spinning thread to another: half of what it takes there
-/// and back.
-fn hand_off() -> f64 {
-    const TIMES: u32 = 200_000;
-    let (ping, pong) = (AtomicU32::new(0), AtomicU32::new(0));
-    let await_word = |word: &AtomicU32, value: u32| {
-        while word.load(Ordering::Acquire) != value {
-            spin_loop();
-        }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for turn in 1..=TIMES {
-                await_word(&ping, turn);
-                pong.store(turn, Ordering::Release);
-            }
-        });
-        let begin = Instant::now();
-        for turn in 1..=TIMES {
-            ping.store(turn, Ordering::Release);
-            await_word(&pong, turn);
-        }
-        begin.elapsed().as_secs_f64() * 1e6 / f64::from(TIMES) / 2.0
-    })
-}
 
 /// A figure of UCX's last line, by its column.
 fn ucx(container: &Container, test: &str, at: usize) -> Result<f64> {
@@ -409,12 +261,5 @@ mod tests {
         }
         assert!(names.contains(&("one way, 8 B, other memory", HALF_A_HAND_OFF)));
         assert!(names.contains(&("write, 64 KiB, other memory", "UCX's shared memory")));
-    }
-
-    #[test]
-    fn references_have_figures() {
-        assert!(copies() > 0.0 && hand_off() > 0.0 && relay().is_ok_and(|speed| speed > 0.0));
-        assert!(copies_by_the_kernel().is_ok_and(|speed| speed > 0.0));
-        assert!(copies_of_own_memory().is_ok_and(|speed| speed > 0.0));
     }
 }

@@ -15,6 +15,7 @@ mod container;
 mod engine;
 pub(crate) mod products;
 mod programs;
+mod references;
 mod release;
 mod strangers;
 mod suite;
