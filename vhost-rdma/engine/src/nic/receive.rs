@@ -1,5 +1,7 @@
 //! Receive queues and SRQs: rings of receives, and one receive taken out of them.
 
+use std::ops::Range;
+
 use arrayvec::ArrayVec;
 use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{RqWqe, Sge, ctrl, wqe_shape};
@@ -283,11 +285,11 @@ impl ReceiveRing {
         (wqe.num_sge.get() == 1).then_some(Single { wr_id: wqe.wr_id.get(), index, sge })
     }
 
-    /// Has the processor fetch the receive that has so many before it, which another processor
-    /// wrote.
+    /// Has the processor fetch the receives that have these numbers of others before them, as far as
+    /// there are some: another processor wrote them.
     #[inline]
-    pub(crate) fn fetch(&self, before: u32) {
-        if self.waiting() > before {
+    pub(crate) fn fetch(&self, before: Range<u32>) {
+        for before in before.start..before.end.min(self.waiting()) {
             self.ring.fetch(self.slot(self.taken.wrapping_add(before)));
         }
     }

@@ -1,6 +1,8 @@
 //! The send queue: a ring of work requests, of which one at a time is being executed. Some of what
 //! comes behind it may be under way already ([`super::ahead`]).
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 use virtio_rdma_abi::{Sge, SqWqe, wqe_shape};
 use zerocopy::FromBytes;
@@ -285,11 +287,11 @@ impl SendQueue {
         Some((wqe, Sge::read_from_prefix(data).ok()?.0))
     }
 
-    /// Has the processor fetch the work request that has so many before it, which another processor
-    /// wrote.
+    /// Has the processor fetch the work requests that have these numbers of others before them, as far as
+    /// there are some: another processor wrote them.
     #[inline]
-    pub(crate) fn fetch(&self, before: u32) {
-        if self.waiting() > before {
+    pub(crate) fn fetch(&self, before: Range<u32>) {
+        for before in before.start..before.end.min(self.waiting()) {
             self.ring.fetch(self.slot(self.taken.wrapping_add(before)));
         }
     }

@@ -86,11 +86,11 @@ pub(super) fn have_room(arrivals: &Arrivals, peer: &SoftNic, qp: &Qp) -> bool {
     arrivals.len() < room as usize
 }
 
-/// Has the processor fetch the next receive, while bytes are copied.
+/// Has the processor fetch as many more receives, while bytes are copied.
 #[inline]
 pub(super) fn fetch(arrivals: &Arrivals, peer: &SoftNic, qp: &Qp) {
     if let (false, Some((ring, _))) = (arrivals.is_empty(), receives(peer, qp)) {
-        ring.fetch(count(arrivals));
+        ring.fetch(count(arrivals)..2 * count(arrivals));
     }
 }
 

@@ -249,7 +249,7 @@ fn move_streak(
         return None;
     }
     if streak.len >= LONG {
-        send.fetch(streak.requests);
+        send.fetch(streak.requests..2 * streak.requests);
         arrivals::fetch(&streak.arrivals, peer, qp);
     }
     let mut since = 0;
