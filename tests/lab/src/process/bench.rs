@@ -59,6 +59,7 @@ const MEMCPY: fn(&Container) -> Result<f64> = |_| Ok(references::copies());
 const KERNEL: fn(&Container) -> Result<f64> = |_| references::copies_by_the_kernel();
 const OWN_MEMORY: fn(&Container) -> Result<f64> = |_| references::copies_of_own_memory();
 const TWICE: fn(&Container) -> Result<f64> = |_| references::copies_twice();
+const THRICE: fn(&Container) -> Result<f64> = |_| Ok(references::copies_thrice());
 const PAIR: fn(&Container) -> Result<f64> = |_| references::pair();
 const RELAY: fn(&Container) -> Result<f64> = |_| references::relay();
 const HAND_OFF: fn(&Container) -> Result<f64> = |_| Ok(references::hand_off());
@@ -126,6 +127,7 @@ const PROGRAMS: [Program; 6] = [
         references: &[
             against("memcpy", MEMCPY, ">=0.35"),
             against("process_vm_readv", KERNEL, ""),
+            against("one thread that copies three times", THRICE, ""),
             against("three threads that copy", RELAY, ""),
             against("TCP", TCP_BANDWIDTH, ""),
             against("UCX's shared memory", UCX_BANDWIDTH, ""),
