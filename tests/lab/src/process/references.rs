@@ -1,8 +1,8 @@
 //! What the machine does without a device, for `process bench` to hold the programs against.
 //!
-//! Those of copies tell what memory that a process keeps to itself can cost. Its bytes lie in memory
-//! that the device shares with either process, one after the other, and the last copy is one that
-//! finds out that the memory is gone, so it is the kernel's.
+//! Those of several copies tell what memory costs at least that a process keeps to itself: only the
+//! process reaches it, so bytes come and go through memory that it shares with the device. Where a
+//! peer writes, the program may have unmapped its memory, so the last copy is the kernel's.
 
 use std::fs::File;
 use std::hint::{black_box, spin_loop};
@@ -101,8 +101,8 @@ fn copy_by_the_kernel(from: &Buffer, to: &mut Buffer) -> Result<()> {
     Ok(())
 }
 
-/// MiB a second of one thread that copies three times what it copied, as what a program sends to
-/// another goes from memory that is not shared to such memory, if all of it is on one core.
+/// MiB a second of one thread that copies each 64 KiB three times, from buffer to buffer: what a
+/// send takes at least between programs' own memories if all of it is on one core.
 pub(super) fn copies_thrice() -> f64 {
     const TIMES: usize = 10_000;
     let (from, mut to) = (Buffer::new(1), [0; 3].map(Buffer::new));
@@ -116,8 +116,8 @@ pub(super) fn copies_thrice() -> f64 {
     (TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64()
 }
 
-/// MiB a second of one thread that copies what it copied once more, by the kernel: what memory of
-/// two processes that is not shared takes at least if all of it is on one core.
+/// MiB a second of one thread that copies each 64 KiB twice, the second time by the kernel: what a
+/// write takes at least between programs' own memories if all of it is on one core.
 pub(super) fn copies_twice() -> Result<f64> {
     const TIMES: usize = 10_000;
     let (from, mut shared, mut to) = (Buffer::new(1), Buffer::new(0), Buffer::new(0));
@@ -130,8 +130,8 @@ pub(super) fn copies_twice() -> Result<f64> {
     Ok((TIMES * SIZE) as f64 / MIB / begin.elapsed().as_secs_f64())
 }
 
-/// MiB a second of two threads, the first of which copies, and the second has the kernel copy what
-/// it got: the same on a core for each process, where nobody but the two has anything to do.
+/// The same by two threads that never sleep, the second of which has the kernel copy: a core for
+/// each process, where nobody but the two has anything to do.
 pub(super) fn pair() -> Result<f64> {
     const TIMES: usize = 10_000;
     const ROOM: usize = 8;
