@@ -2,11 +2,11 @@
 //! without a device in the same minute.
 //!
 //! The references are copies by the C library and by the kernel, threads that hand bytes or a word
-//! on ([`references`]), TCP over loopback, and UCX over its own shared memory. They take turns with
-//! the programs, so that what else the machine does is everybody's. Long messages go for half a
-//! second to two: for the first hundredths of one the scheduler may have two threads that poll on
-//! one core. A row is the median of its turns; its ratio is the median of the turns' ratios, and its
-//! spread stands in the name.
+//! on ([`references`]), TCP over loopback, and UCX over its own shared memory. They take turns
+//! with the programs, so that what else the machine does is everybody's. Long messages go for half
+//! a second to two: for the first hundredths of one the scheduler may have two threads that poll
+//! on one core. A row is the median of its turns; its ratio is the median of the turns' ratios,
+//! and its spread stands in the name.
 
 use std::time::Duration;
 

@@ -285,8 +285,8 @@ impl ReceiveRing {
         (wqe.num_sge.get() == 1).then_some(Single { wr_id: wqe.wr_id.get(), index, sge })
     }
 
-    /// Has the processor fetch the receives that have these numbers of others before them, as far as
-    /// there are some: another processor wrote them.
+    /// Has the processor fetch the receives that have so many before them, as far as there
+    /// are some: another processor wrote them.
     #[inline]
     pub(crate) fn fetch(&self, before: Range<u32>) {
         for before in before.start..before.end.min(self.waiting()) {

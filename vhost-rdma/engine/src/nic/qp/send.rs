@@ -287,8 +287,8 @@ impl SendQueue {
         Some((wqe, Sge::read_from_prefix(data).ok()?.0))
     }
 
-    /// Has the processor fetch the work requests that have these numbers of others before them, as far as
-    /// there are some: another processor wrote them.
+    /// Has the processor fetch the work requests that have so many before them, as far as there
+    /// are some: another processor wrote them.
     #[inline]
     pub(crate) fn fetch(&self, before: Range<u32>) {
         for before in before.start..before.end.min(self.waiting()) {
