@@ -8,8 +8,8 @@
 //!
 //! Some that follow each other are checked together and then executed in their order: a queue
 //! pair's peer is looked up once for all of them. They are as much as goes in one piece, and more
-//! while nobody else is known to have work and many wait, until the time is up. Nothing that a check
-//! looks at can change meanwhile, since only commands and other requests change it.
+//! while nobody else is known to have work and many wait, until the time is up. Nothing that a
+//! check looks at can change meanwhile, since only commands and other requests change it.
 //!
 //! Both NICs are borrowed at once, so that neither the keys nor their memory are counted: a
 //! reference count is a locked operation that waits for the copy's stores.
