@@ -23,7 +23,8 @@ use super::finish::completion_opcode;
 use super::{LONE_STREAK, STREAK, Turn};
 use crate::link::{Operation, PIECE};
 use crate::memory::{self, Borrowed};
-use crate::nic::budget::cost;
+use crate::nic::Nanos;
+use crate::nic::budget::{Meter, cost};
 use crate::nic::cq::Cq;
 use crate::nic::qp::{Kind, SendQueue, State};
 use crate::nic::receive::Single;
@@ -172,6 +173,30 @@ struct Streak {
 }
 
 impl Streak {
+    /// Moves the bytes, as much as one piece at least, and as far as there is time.
+    #[inline]
+    fn execute(
+        &mut self,
+        moves: &[Move<'_>],
+        (until, meter): (Option<Nanos>, &Meter),
+    ) -> Option<()> {
+        let mut since = 0;
+        for (moved, Move { sides: (to, from), len, .. }) in (1..).zip(moves) {
+            // Their ranges are within what is mapped: it cannot fail.
+            memory::copy(&[*to], 0, &[*from], 0, u64::from(*len)).ok()?;
+            since += len;
+            if since < PIECE || moved == moves.len() {
+                continue;
+            }
+            since = 0;
+            if until.is_some_and(|until| meter.now() >= until) {
+                self.cut(&moves[..moved]);
+                break;
+            }
+        }
+        Some(())
+    }
+
     /// Only these were moved.
     #[cold]
     fn cut(&mut self, moved: &[Move<'_>]) {
@@ -252,19 +277,7 @@ fn move_streak(
         send.fetch(streak.requests..2 * streak.requests);
         arrivals::fetch(&streak.arrivals, peer, qp);
     }
-    let mut since = 0;
-    for (moved, Move { sides: (to, from), len, .. }) in (1..).zip(&moves) {
-        // Their ranges are within what is mapped: it cannot fail.
-        memory::copy(&[*to], 0, &[*from], 0, u64::from(*len)).ok()?;
-        since += len;
-        if since >= PIECE && moved < moves.len() {
-            since = 0;
-            if turn.lone_until.is_some_and(|until| nic.meter.now() >= until) {
-                streak.cut(&moves[..moved]);
-                break;
-            }
-        }
-    }
+    streak.execute(&moves, (turn.lone_until, &nic.meter))?;
     Some(streak)
 }
 
