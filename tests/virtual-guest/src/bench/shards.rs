@@ -21,8 +21,9 @@ use crate::qp::{Path, QpSpec, SendWr};
 use crate::spec::{access, qps, qpt};
 use crate::world::{End, World};
 
-/// Of each ring: work for a worker while the guests sleep.
-const ENTRIES: u32 = 8192;
+/// Of each ring, the most that a NIC allows: work for a worker while the guests sleep, and while
+/// their thread waits for one of two cores that are both busy.
+const ENTRIES: u32 = 16_384;
 /// How long they do.
 const NAP: Duration = Duration::from_micros(200);
 /// Work requests of a sample, at least.
