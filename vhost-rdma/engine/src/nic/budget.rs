@@ -201,6 +201,12 @@ impl Budget {
         self.seen
     }
 
+    /// The time at which it is over, if no charge ends it before.
+    #[inline]
+    pub(crate) const fn until(&self) -> Nanos {
+        self.until
+    }
+
     /// What went by since the last look is nobody's who asks from now on.
     pub(crate) fn skip(&mut self, meter: &Meter) {
         self.seen = self.seen.max(meter.now());

@@ -55,7 +55,7 @@ const LONE_TURN: Nanos = cost::bytes(TURN_BYTES as u64);
 /// engine in the nearest cache is little, and comes back once for all of them.
 const STREAK: usize = 8;
 /// Bytes of those while nobody else is known to have work, and many wait: eight messages of 64 KiB.
-/// The clock is looked at after each piece, so that they end when the turn does.
+/// The clock is looked at before each piece but the first, so that they end when the turn does.
 const LONE_STREAK: u32 = 4 * PIECE;
 /// Bytes of every atomic operation.
 const ATOMIC_LEN: u32 = 8;
@@ -126,7 +126,7 @@ impl<N: Nics> Execution<'_, N> {
         let mut segments = std::mem::take(&mut self.engine.segments);
         // What the last look found is of another's time.
         budget.looked();
-        turn.lone_until = lone.then(|| budget.seen().saturating_add(LONE_TURN));
+        turn.lone_until = lone.then(|| budget.seen().saturating_add(LONE_TURN).min(budget.until()));
         loop {
             if send.wait != Wait::None || !send.has_work() {
                 break;

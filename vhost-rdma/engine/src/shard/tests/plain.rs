@@ -2,8 +2,8 @@
 //! (`soft/requester/plain.rs`), and so does a send into a receive of two: what comes of all must be
 //! the same.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use virtio_rdma_abi::{
     self as abi, Cqe, arm, cqe_flags, event, opcode, qpt, send_flags, wc_status,
@@ -292,6 +292,53 @@ fn time_that_is_up_ends_what_was_checked_together() {
         })
         .sum();
     assert!(ended > 0, "the clock ended none");
+}
+
+/// A clock that stands still and counts what has arrived at a guest whenever somebody looks.
+#[derive(Clone, Default)]
+struct Watch(Arc<Mutex<(Option<Guest>, Vec<usize>)>>);
+
+/// Three quarters of a piece: two are more than one.
+const LARGE: u32 = PIECE / 4 * 3;
+const LARGE_ONES: u64 = 16;
+
+impl Clock for Watch {
+    fn now(&self) -> Nanos {
+        let (guest, seen) = &mut *self.0.lock().unwrap();
+        if let Some(guest) = guest {
+            let last = |n: u64| guest.read((n + 1) * u64::from(LARGE) - 1 + WATCHED, 1) != [0];
+            seen.push((0..LARGE_ONES).filter(|n| last(*n)).count());
+        }
+        0
+    }
+}
+
+/// Where the peer's memory begins that is watched.
+const WATCHED: u64 = 8 << 20;
+
+#[test]
+fn the_clock_is_looked_at_before_more_than_a_piece_has_gone() {
+    let watch = Watch::default();
+    let mut world = World::of(Shard::new(Box::new(Lcg(7))).with_clock(Box::new(watch.clone())));
+    let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
+    let (mut qa, _qb) = world.pair(&mut a, &mut b, qpt::RC);
+    rest(&mut world);
+    let here = a.alloc(LARGE.into());
+    a.write(here, &[1; LARGE as usize]);
+    for n in 0..LARGE_ONES {
+        let mut write = wqe(opcode::RDMA_WRITE, 0, n);
+        write.remote_addr = U64::new(WATCHED + n * u64::from(LARGE));
+        write.rkey = U32::new(b.key);
+        a.post_send(&mut qa, write, &[a.sge(here, LARGE)]);
+    }
+    watch.0.lock().unwrap().0 = Some(b);
+    let before = WENT.get().1;
+    // Who drives the shard looks at the clock before each round.
+    while world.shard.poll(watch.now()) {}
+    assert!(WENT.get().1 - before < 16, "no streak had several");
+    let seen = watch.0.lock().unwrap().1.clone();
+    assert_eq!(seen.last(), Some(&16));
+    assert!(seen.windows(2).all(|pair| pair[1] - pair[0] <= 1), "{seen:?}");
 }
 
 /// What is wrong with a send or its receive.

@@ -173,7 +173,8 @@ struct Streak {
 }
 
 impl Streak {
-    /// Moves the bytes, as much as one piece at least, and as far as there is time.
+    /// Moves the bytes, as far as there is time: never more than a piece, or one request, without a
+    /// look at the clock.
     #[inline]
     fn execute(
         &mut self,
@@ -181,18 +182,17 @@ impl Streak {
         (until, meter): (Option<Nanos>, &Meter),
     ) -> Option<()> {
         let mut since = 0;
-        for (moved, Move { sides: (to, from), len, .. }) in (1..).zip(moves) {
+        for (moved, Move { sides: (to, from), len, .. }) in moves.iter().enumerate() {
+            if moved > 0 && since + len > PIECE {
+                since = 0;
+                if until.is_some_and(|until| meter.now() >= until) {
+                    self.cut(&moves[..moved]);
+                    break;
+                }
+            }
             // Their ranges are within what is mapped: it cannot fail.
             memory::copy(&[*to], 0, &[*from], 0, u64::from(*len)).ok()?;
             since += len;
-            if since < PIECE || moved == moves.len() {
-                continue;
-            }
-            since = 0;
-            if until.is_some_and(|until| meter.now() >= until) {
-                self.cut(&moves[..moved]);
-                break;
-            }
         }
         Some(())
     }
