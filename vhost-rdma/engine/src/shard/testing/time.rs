@@ -1,7 +1,10 @@
 //! How time passes in a world: rounds, deadlines, and the end of a process.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::link::NicId;
-use crate::nic::saved;
+use crate::nic::budget::Clock;
+use crate::nic::{Nanos, saved};
 use crate::shard::testing::air;
 use crate::shard::testing::driver::{Guest, Lcg, World};
 use crate::shard::{MovedNic, NicSettings, Shard, Wakes};
@@ -10,6 +13,22 @@ use crate::shard::{MovedNic, NicSettings, Shard, Wakes};
 const PATIENCE: u64 = 500_000_000;
 /// Rounds after which a world that is still busy never comes to rest.
 const ROUNDS: usize = 100_000;
+
+/// A clock that is so many nanoseconds later at each look.
+#[derive(Debug)]
+pub struct Late(Nanos, AtomicU64);
+
+impl Late {
+    pub const fn by(each: Nanos) -> Self {
+        Self(each, AtomicU64::new(0))
+    }
+}
+
+impl Clock for Late {
+    fn now(&self) -> Nanos {
+        self.1.fetch_add(self.0, Ordering::Relaxed)
+    }
+}
 
 impl World {
     /// Has other shards go on with all NICs, from bytes alone and in the same memory mapped anew:

@@ -12,6 +12,7 @@ use crate::nic::budget::Clock;
 use crate::shard::testing::driver::{
     Guest, Lcg, Qp, World, av, init_attr, limits, rtr_attr, rts_attr, wqe,
 };
+use crate::shard::testing::time::Late;
 use crate::shard::{Command, Limits, Look, Nanos, NicSettings, Reply, Shard, Status, Step};
 
 const SIGNALED: u8 = send_flags::SIGNALED;
@@ -204,21 +205,11 @@ fn who_wants_little_is_served_in_the_next_round() {
     }
 }
 
-/// A clock that is so many nanoseconds later at each look.
-#[derive(Debug)]
-struct Late(Nanos, AtomicU64);
-
-impl Clock for Late {
-    fn now(&self) -> Nanos {
-        self.1.fetch_add(self.0, Ordering::Relaxed)
-    }
-}
-
 /// Messages of 64 KiB that the first round moves for each of so many NICs, and how many looks at
 /// the clock are `apart`.
 fn moved(nics: u8, apart: Nanos) -> Vec<usize> {
     const LEN: u32 = 64 << 10;
-    let late = Late(apart, AtomicU64::new(0));
+    let late = Late::by(apart);
     let mut world = World::of(Shard::new(Box::new(Lcg(7))).with_clock(Box::new(late)));
     let mut writers: Vec<(Guest, Qp)> = Vec::new();
     for host in 1..=nics {

@@ -2,7 +2,6 @@
 //! (`soft/requester/plain.rs`), and so does a send into a receive of two: what comes of all must be
 //! the same.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use virtio_rdma_abi::{
@@ -18,6 +17,7 @@ use crate::nic::budget::{Clock, Looked};
 use crate::shard::testing::driver::{
     Guest, Lcg, Qp, RAM, RQ_STRIDE, World, init_attr, rtr_attr, wqe,
 };
+use crate::shard::testing::time::Late;
 use crate::shard::{Command, Counters, Reply, Shard, control_offset};
 use crate::soft::WENT;
 
@@ -239,21 +239,11 @@ fn while_nobody_else_has_work_it_is_several_pieces() {
     assert_eq!(streaks((1, 0), 16, PIECE / 2), 9, "a slow NIC: half a piece first");
 }
 
-/// A clock that is so many nanoseconds later at each look.
-#[derive(Debug)]
-struct Late(Nanos, AtomicU64);
-
-impl Clock for Late {
-    fn now(&self) -> Nanos {
-        self.1.fetch_add(self.0, Ordering::Relaxed)
-    }
-}
-
 /// Sends, writes and reads of half a piece under such a clock: what came of them, and how many
 /// streaks the clock ended.
 fn mixed(late: Nanos) -> (Sent, u32) {
     const LEN: u32 = PIECE / 2;
-    let clock = Late(late, AtomicU64::new(0));
+    let clock = Late::by(late);
     let mut world = World::of(Shard::new(Box::new(Lcg(7))).with_clock(Box::new(clock)));
     let (mut a, mut b) = (world.guest(1, 1), world.guest(1, 2));
     let (mut qa, mut qb) = world.pair(&mut a, &mut b, qpt::RC);
